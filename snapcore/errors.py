@@ -88,8 +88,11 @@ def printable(name: bytes | str) -> str:
     """A file name as safe text for a message: control characters and undecodable bytes are escaped."""
     text = name.decode("utf-8", "surrogateescape") if isinstance(name, bytes) else name
     return "".join(
-        ch if ch.isprintable() else ch.encode("unicode_escape", "surrogatepass").decode("ascii")
-        if not "\udc80" <= ch <= "\udcff" else f"\\x{ord(ch) - 0xDC00:02x}"
+        ch
+        if ch.isprintable()
+        else ch.encode("unicode_escape", "surrogatepass").decode("ascii")
+        if not "\udc80" <= ch <= "\udcff"
+        else f"\\x{ord(ch) - 0xDC00:02x}"
         for ch in text
     )
 

@@ -373,9 +373,7 @@ def validate_path(path: bytes) -> None:
     if not path:
         return
     if b"\0" in path or any(part in (b"", b".", b"..") for part in path.split(b"/")):
-        raise SnapshotError(
-            f"The path {path!r} is not a plain relative path.", code=Code.INVALID_PATH, paths=[path]
-        )
+        raise SnapshotError(f"The path {path!r} is not a plain relative path.", code=Code.INVALID_PATH, paths=[path])
 
 
 def _validate_text(value: object, what: str) -> None:
@@ -401,4 +399,3 @@ def validate_id(value: object) -> None:
 def validate_thread_id(value: object) -> None:
     """Refuse a thread id that is empty, over 512 bytes, not valid UTF-8, or holds a control character."""
     _validate_text(value, "A thread id")
-

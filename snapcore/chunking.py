@@ -1,0 +1,162 @@
+"""Cutting files into chunks, and turning record contents into ids and compressed payloads.
+
+FastCDC after Xia et al., "The Design of Fast Content-Defined Chunking for Data Deduplication Based Storage Systems" (IEEE
+TPDS 2020), by `pyfastcdc`; BLAKE3 ids; zstd payloads. Functions here are pure and safe to call from several threads.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Final, cast
+
+import msgspec
+import zstandard
+from blake3 import blake3
+from pyfastcdc.cy import FastCDC
+
+from .errors import Code, RepositoryError, SnapshotError
+from .model import DIGEST_BYTES
+from .protocols import Buffer
+
+__all__ = [
+    "CODEC_RAW",
+    "CODEC_ZSTD",
+    "DEFAULT_CHUNKER",
+    "MAX_RECORD_BYTES",
+    "ChunkerParams",
+    "compress_many",
+    "cut",
+    "cut_stream_piece",
+    "decode_payload",
+    "record_id",
+]
+
+CODEC_RAW: Final = 0
+CODEC_ZSTD: Final = 1
+MAX_RECORD_BYTES: Final = 8 << 20  # no record is larger, raw or stored: checked before anything is allocated
+ZSTD_LEVEL: Final = 3  # of 1 to 3 the best time for at most restic's size; see docs/benchmarks.md
+MIN_SAVING: Final = 0.97  # compressed only when that leaves less than this part of the size
+
+
+class ChunkerParams(msgspec.Struct, frozen=True):
+    """Chunk sizes in bytes, and FastCDC's normalisation level and gear seed. Pinned in `snapcore.json`."""
+
+    algorithm: str = "fastcdc-2020"
+    min_size: int = 256 << 10
+    average_size: int = 1 << 20
+    max_size: int = 4 << 20
+    normalization: int = 1
+    seed: int = 0
+
+    def validate(self) -> None:
+        """Refuse parameters that this version cannot honour."""
+        sane = 64 <= self.min_size < self.average_size < self.max_size <= MAX_RECORD_BYTES and self.normalization in (
+            0,
+            1,
+            2,
+            3,
+        )
+        if self.algorithm != "fastcdc-2020" or not sane:
+            raise RepositoryError(
+                f"The repository cuts files with {self.algorithm!r} and sizes that this version does not know.",
+                code=Code.UNSUPPORTED_FORMAT,
+                hint="Use a newer snapcore.",
+            )
+
+
+DEFAULT_CHUNKER: Final = ChunkerParams()
+_HASHERS: Final = {t: blake3(bytes([t])) for t in range(1, 6)}
+_local = threading.local()
+
+
+def record_id(record_type: int, raw: Buffer) -> bytes:
+    """BLAKE3 (32 bytes) of the type byte and the raw content."""
+    hasher = _HASHERS[record_type].copy()
+    hasher.update(raw)
+    return hasher.digest()
+
+
+def _cutter(params: ChunkerParams) -> FastCDC:
+    # a FastCDC object must not be used by two threads at once
+    cache: dict[ChunkerParams, FastCDC] = _local.__dict__.setdefault("cutters", {})
+    cutter = cache.get(params)
+    if cutter is None:
+        cutter = cache[params] = FastCDC(
+            params.average_size,
+            min_size=params.min_size,
+            max_size=params.max_size,
+            normalized_chunking=params.normalization,
+            seed=params.seed,
+        )
+    return cutter
+
+
+def cut(data: Buffer, params: ChunkerParams) -> list[memoryview]:
+    """A whole file's chunks, as views of `data`. Up to the minimum size that is one chunk; nothing for an empty file."""
+    if not len(data):
+        return []
+    view = memoryview(data)
+    if len(data) <= params.min_size:
+        return [view]
+    return [view[c.offset : c.offset + c.length] for c in _cutter(params).cut_buf(view)]
+
+
+def cut_stream_piece(data: Buffer, params: ChunkerParams, *, last: bool) -> tuple[list[memoryview], memoryview]:
+    """Chunks at the front of a stream whose next bytes are `data`, and the rest, which begins the next piece.
+
+    FastCDC starts afresh at each cut, so feeding rest + more bytes gives the same cuts as the whole stream at once. The
+    last cut of a piece may only be the end of the data, so it is given back unless `last`.
+    """
+    chunks = cut(data, params)
+    view = memoryview(data)
+    if last or not chunks:
+        return chunks, view[len(view) :]
+    rest = chunks.pop()
+    return chunks, rest
+
+
+def compress_many(raws: Sequence[Buffer]) -> list[tuple[int, bytes]]:
+    """(codec, payload) of each content, in order. One call for the whole batch, outside the interpreter lock."""
+    if not raws:
+        return []
+    compressor: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
+    if compressor is None:
+        compressor = _local.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+    packed = compressor.multi_compress_to_buffer(cast("list[bytes]", list(raws)), threads=0)
+    out = []
+    for raw, segment in zip(raws, packed, strict=True):
+        if len(segment) < MIN_SAVING * len(raw):
+            out.append((CODEC_ZSTD, segment.tobytes()))
+        else:
+            out.append((CODEC_RAW, bytes(raw)))
+    return out
+
+
+def decode_payload(payload: Buffer, codec: int, raw_size: int, record_type: int, expected_id: bytes) -> bytes:
+    """The raw content of a record, checked against its id. Raises `SnapshotError` `INVALID_BLOB` for anything else."""
+    if raw_size > MAX_RECORD_BYTES or len(payload) > MAX_RECORD_BYTES:
+        raise SnapshotError("A record claims a size over the limit.", code=Code.INVALID_BLOB)
+    if codec == CODEC_RAW:
+        raw = bytes(payload)
+    elif codec == CODEC_ZSTD:
+        raw = _decompress(payload, raw_size)
+    else:
+        raise SnapshotError(f"A record has the unknown codec {codec}.", code=Code.INVALID_BLOB)
+    if len(raw) != raw_size or len(expected_id) != DIGEST_BYTES or record_id(record_type, raw) != expected_id:
+        raise SnapshotError(
+            f"Record {expected_id.hex()[:16]} does not hold the content it is named after.",
+            code=Code.INVALID_BLOB,
+            hint="Run 'snapcore verify --read-data' to see what else is damaged.",
+        )
+    return raw
+
+
+def _decompress(payload: Buffer, raw_size: int) -> bytes:
+    decompressor: zstandard.ZstdDecompressor | None = getattr(_local, "decompressor", None)
+    if decompressor is None:
+        decompressor = _local.decompressor = zstandard.ZstdDecompressor()
+    try:
+        if zstandard.frame_content_size(payload) != raw_size:
+            raise SnapshotError("A compressed record has another size than it states.", code=Code.INVALID_BLOB)
+        return decompressor.decompress(payload, max_output_size=raw_size)
+    except zstandard.ZstdError as error:
+        raise SnapshotError(f"A compressed record is damaged: {error}.", code=Code.INVALID_BLOB) from error

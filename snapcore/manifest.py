@@ -1,0 +1,324 @@
+"""Manifests: the sorted entries of one root, cut into pages, under a paged index. Pure; docs/format.md is the reference.
+
+A page is a msgpack array of entries. It ends after an entry whose path's CRC-32 has `PAGE_BITS` low zero bits, at the
+latest at `MAX_PAGE_ENTRIES` entries or `MAX_PAGE_BYTES` of content fields, so one changed file changes one page. Borders
+depend only on the fields that the content id covers: equal trees have equal pages but for folder times, owners and xattrs.
+"""
+
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+
+from .chunking import record_id
+from .errors import Code, SnapshotError
+from .model import DIGEST_BYTES, Entry, Kind, RecordType, Totals, path_key, validate_path
+
+__all__ = [
+    "CONTENT_IDS_IN_ENTRY",
+    "IndexEntry",
+    "Page",
+    "PageBuilder",
+    "build_index",
+    "content_id",
+    "decode_chunk_list",
+    "decode_page",
+    "encode_chunk_list",
+    "load_index",
+    "page_for",
+    "page_totals",
+    "validate_entries",
+]
+
+PAGE_BITS: Final = 6
+MAX_PAGE_ENTRIES: Final = 256
+MAX_PAGE_BYTES: Final = 64 << 10
+CONTENT_IDS_IN_ENTRY: Final = 64
+IDS_IN_CHUNK_LIST: Final = 65_536
+MAX_INDEX_LEVELS: Final = 8
+
+_MASK: Final = (1 << PAGE_BITS) - 1
+_encoder: Final = msgspec.msgpack.Encoder()
+_entries_decoder: Final = msgspec.msgpack.Decoder(list[Entry])
+
+Fetch = Callable[[Sequence[bytes], int], Awaitable[dict[bytes, bytes]]]
+"""Raw contents of records by id, given ids and their type."""
+
+
+class IndexEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One page in an index: its first path, id, content digest, and what it holds. In upper levels, the same of an index page."""
+
+    first_path: bytes
+    page_id: bytes
+    digest: bytes
+    entries: int
+    files: int
+    folders: int
+    links: int
+    bytes: int
+
+
+class _IndexPage(msgspec.Struct, frozen=True, array_like=True):
+    level: int
+    entries: list[IndexEntry]
+
+
+_index_decoder: Final = msgspec.msgpack.Decoder(_IndexPage)
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A finished page: its place in the index and its raw bytes."""
+
+    index: IndexEntry
+    raw: bytes
+
+
+def _content_fields(entry: Entry) -> bytes:
+    """What the content id covers of an entry. Folder times, owners, xattrs and redaction notes stay out."""
+    return _encoder.encode(
+        (
+            entry.path,
+            entry.kind,
+            entry.mode,
+            entry.size,
+            entry.chunks,
+            entry.chunk_list,
+            entry.target,
+            entry.in_root,
+            entry.hardlink,
+            0 if entry.kind == Kind.DIR else entry.mtime_ns,
+        )
+    )
+
+
+class PageBuilder:
+    """Cuts a sorted run of entries into pages."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._content: list[bytes] = []
+        self._size = 0
+
+    @property
+    def at_border(self) -> bool:
+        """Whether the next entry begins a page, so that an unchanged page may follow as it is."""
+        return not self._entries
+
+    def add(self, entry: Entry) -> Page | None:
+        """Take the next entry; the page that it completes, if it does."""
+        fields = _content_fields(entry)
+        self._entries.append(entry)
+        self._content.append(fields)
+        self._size += len(fields)
+        ends = zlib.crc32(entry.path) & _MASK == 0
+        if ends or len(self._entries) >= MAX_PAGE_ENTRIES or self._size >= MAX_PAGE_BYTES:
+            return self.finish()
+        return None
+
+    def finish(self) -> Page | None:
+        """The page begun, if any."""
+        entries = self._entries
+        if not entries:
+            return None
+        raw = _encoder.encode(entries)
+        totals = page_totals(entries)
+        index = IndexEntry(
+            entries[0].path,
+            record_id(RecordType.PAGE, raw),
+            blake3(b"".join(self._content)).digest(),
+            len(entries),
+            totals.files,
+            totals.folders,
+            totals.links,
+            totals.bytes,
+        )
+        self._entries, self._content, self._size = [], [], 0
+        return Page(index, raw)
+
+
+def page_totals(entries: Iterable[Entry]) -> Totals:
+    """What entries hold: the root itself counts as no folder, a hard link counts its bytes once."""
+    files = folders = links = size = 0
+    for e in entries:
+        if e.kind == Kind.FILE:
+            files += 1
+            if not e.hardlink:
+                size += e.size
+        elif e.kind == Kind.DIR:
+            folders += bool(e.path)
+        else:
+            links += 1
+    return Totals(files, folders, links, size)
+
+
+def content_id(pages: Iterable[IndexEntry]) -> bytes:
+    """The content id of a root: BLAKE3 over the content digests of its pages in order."""
+    return blake3(b"".join(p.digest for p in pages)).digest()
+
+
+def build_index(pages: Sequence[IndexEntry]) -> tuple[bytes, dict[bytes, bytes]]:
+    """The top index record's id, and every index record by id as raw bytes."""
+    records: dict[bytes, bytes] = {}
+    level, entries = 1, list(pages)
+    while True:
+        groups = _index_groups(entries, level)
+        upper = []
+        for group in groups:
+            raw = _encoder.encode(_IndexPage(level, group))
+            rid = record_id(RecordType.INDEX, raw)
+            records[rid] = raw
+            upper.append(
+                IndexEntry(
+                    group[0].first_path,
+                    rid,
+                    blake3(b"".join(e.digest for e in group)).digest(),
+                    sum(e.entries for e in group),
+                    sum(e.files for e in group),
+                    sum(e.folders for e in group),
+                    sum(e.links for e in group),
+                    sum(e.bytes for e in group),
+                )
+            )
+        if len(upper) == 1:
+            return upper[0].page_id, records
+        level, entries = level + 1, upper
+
+
+def _index_groups(entries: list[IndexEntry], level: int) -> list[list[IndexEntry]]:
+    groups: list[list[IndexEntry]] = [[]]
+    for entry in entries:
+        groups[-1].append(entry)
+        # other bits of the CRC than those that ended the pages, or every page would end its group too
+        ends = zlib.crc32(b"%d" % level + entry.first_path) & _MASK == 0
+        if ends or len(groups[-1]) >= MAX_PAGE_ENTRIES:
+            groups.append([])
+    if len(groups) > 1 and len(groups) >= len(entries):  # every entry ended a group: a level that does not shrink
+        return [entries[i : i + MAX_PAGE_ENTRIES] for i in range(0, len(entries), MAX_PAGE_ENTRIES)]
+    return [g for g in groups if g]
+
+
+async def load_index(root_id: bytes, fetch: Fetch) -> tuple[list[IndexEntry], list[bytes]]:
+    """All leaf pages of a root in order, and the ids of all index records. Raises `SnapshotError` `INVALID_BLOB`."""
+    ids = [root_id]
+    level_ids = [root_id]
+    for _ in range(MAX_INDEX_LEVELS):
+        raws = await fetch(level_ids, RecordType.INDEX)
+        pages = [_decode_index(raws[i]) for i in level_ids]
+        entries = [e for p in pages for e in p.entries]
+        if len({p.level for p in pages}) != 1:
+            raise _broken("index pages of different levels stand side by side")
+        if pages[0].level == 1:
+            keys = [path_key(e.first_path) for e in entries]
+            if any(a >= b for a, b in zip(keys, keys[1:], strict=False)):
+                raise _broken("the index is not in order")
+            return entries, ids
+        level_ids = [e.page_id for e in entries]
+        ids += level_ids
+    raise _broken("the index has too many levels")
+
+
+def _broken(what: str) -> SnapshotError:
+    return SnapshotError(
+        f"A manifest is damaged: {what}.",
+        code=Code.INVALID_BLOB,
+        hint="Run 'snapcore verify' to see which checkpoints it hurts.",
+    )
+
+
+def _decode_index(raw: bytes) -> _IndexPage:
+    try:
+        page = _index_decoder.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise _broken("an index page cannot be read") from error
+    if not page.entries or any(len(e.page_id) != DIGEST_BYTES or len(e.digest) != DIGEST_BYTES for e in page.entries):
+        raise _broken("an index page lists an impossible page")
+    return page
+
+
+def decode_page(raw: bytes) -> list[Entry]:
+    """The entries of a page, each valid by itself. Raises `SnapshotError` `INVALID_BLOB`."""
+    try:
+        entries = _entries_decoder.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise _broken("a page cannot be read") from error
+    if not entries:
+        raise _broken("a page is empty")
+    for e in entries:
+        plain = e.kind in (Kind.FILE, Kind.DIR, Kind.LINK) and 0 <= e.mode <= 0o7777 and e.size >= 0
+        if not plain or len(e.chunks) % DIGEST_BYTES or len(e.chunk_list) not in (0, DIGEST_BYTES):
+            raise _broken("a page holds an impossible entry")
+    return entries
+
+
+def validate_entries(entries: Iterable[Entry], previous: Entry | None, folders: list[bytes]) -> Entry | None:
+    """Check a run of entries before a restore trusts it; carries on from `previous` with the `folders` open so far.
+
+    Refuses absolute paths, `..`, NUL, entries out of order or twice, and entries below what is no folder of this
+    manifest. Returns the last entry. Raises `SnapshotError` `INVALID_PATH`.
+    """
+    for e in entries:
+        validate_path(e.path)
+        if previous is None:
+            if e.path or e.kind != Kind.DIR:
+                raise SnapshotError("A manifest does not begin with its root folder.", code=Code.INVALID_PATH)
+        else:
+            if path_key(e.path) <= path_key(previous.path):
+                raise SnapshotError("A manifest lists a path twice or out of order.", code=Code.INVALID_PATH, paths=[e.path])
+            parent = e.path.rpartition(b"/")[0]
+            while folders and folders[-1] != parent:
+                folders.pop()
+            if not folders:
+                raise SnapshotError(
+                    "A manifest lists a path below what is no folder.", code=Code.INVALID_PATH, paths=[e.path]
+                )
+        if e.hardlink:
+            validate_path(e.hardlink)
+        if e.in_root:
+            validate_path(e.target)
+        if e.kind == Kind.LINK and (b"\0" in e.target or (not e.target and not e.in_root)):
+            raise SnapshotError("A manifest has a link without a valid target.", code=Code.INVALID_PATH, paths=[e.path])
+        if e.kind == Kind.DIR:
+            folders.append(e.path)
+        previous = e
+    return previous
+
+
+def page_for(pages: Sequence[IndexEntry], path: bytes) -> int | None:
+    """Which page would hold `path`: its place in `pages`, None when it lies before the first."""
+    key = path_key(path)
+    low, high = 0, len(pages)
+    while low < high:
+        middle = (low + high) // 2
+        if path_key(pages[middle].first_path) <= key:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1 if low else None
+
+
+def encode_chunk_list(ids: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+    """The id of the record that lists `ids` (32 bytes each, concatenated), and all its records by id as raw bytes.
+
+    A record is a level byte and ids: of chunks at level 0, of chunk lists of the level below otherwise.
+    """
+    records: dict[bytes, bytes] = {}
+    level, step = 0, IDS_IN_CHUNK_LIST * DIGEST_BYTES
+    while True:
+        upper = []
+        for i in range(0, len(ids), step):
+            raw = bytes([level]) + ids[i : i + step]
+            rid = record_id(RecordType.CHUNK_LIST, raw)
+            records[rid] = raw
+            upper.append(rid)
+        if len(upper) == 1:
+            return upper[0], records
+        level, ids = level + 1, b"".join(upper)
+
+
+def decode_chunk_list(raw: bytes) -> tuple[int, list[bytes]]:
+    """(level, ids) of a chunk-list record. Raises `SnapshotError` `INVALID_BLOB`."""
+    if len(raw) < 1 + DIGEST_BYTES or (len(raw) - 1) % DIGEST_BYTES or raw[0] > 3:
+        raise _broken("a chunk list has an impossible shape")
+    return raw[0], [raw[i : i + DIGEST_BYTES] for i in range(1, len(raw), DIGEST_BYTES)]

@@ -1,1 +1,1 @@
-"""cli."""
+"""The `snapcore` command: arguments, progress, exit codes. All work is done by the engine."""

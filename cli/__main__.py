@@ -1,0 +1,5 @@
+"""`python -m snapcore.cli` is the `snapcore` command."""
+
+from .main import run
+
+run()

@@ -1,0 +1,190 @@
+"""`snapcore capture`."""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from snapcore.errors import CheckpointWriterConflictError
+
+from .options import SecretEnv, SecretFile, Thread, Wait
+from .output import checkpoint_fields, count, path_fields, print_json, print_line, size
+from .progress import progress
+from .runtime import Exit, Invocation, UsageError, command, secrets
+
+if TYPE_CHECKING:
+    from snapcore.capture import CaptureReport
+    from snapcore.selection import FilePolicy
+
+__all__ = ["capture"]
+
+Directory = Annotated[
+    str | None, typer.Argument(metavar="DIR", help="The folder, or another sandbox's address. May be left out with --root.")
+]
+Pattern = list[str] | None
+
+
+@command
+async def capture(
+    invocation: Invocation,
+    *,
+    directory: Directory = None,
+    thread: Thread,
+    label: Annotated[str | None, typer.Option("--label", "-l", help="A name for this checkpoint.")] = None,
+    include: Annotated[
+        Pattern, typer.Option("--include", metavar="PATTERN", help="Only what matches, as in .gitignore. Repeatable.")
+    ] = None,
+    exclude: Annotated[
+        Pattern, typer.Option("--exclude", metavar="PATTERN", help="Leave out what matches, too. Repeatable.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--everything", help="Without the default exclusions: .git, .env files, node_modules, ...")
+    ] = False,
+    with_git: Annotated[bool, typer.Option("--with-git", help="Keep .git.")] = False,
+    keep_rebuildable: Annotated[
+        bool, typer.Option("--keep-rebuildable", help="Keep node_modules, .venv and their like.")
+    ] = False,
+    root: Annotated[
+        list[str] | None,
+        typer.Option("--root", metavar="NAME=DIR", help="One of several folders to capture together. Repeatable."),
+    ] = None,
+    secret_env: SecretEnv = None,
+    secret_file: SecretFile = None,
+    on_unsupported: Annotated[
+        str, typer.Option("--on-unsupported", metavar="error|skip", help="FIFOs, sockets, devices, links leading outside.")
+    ] = "error",
+    on_unreadable: Annotated[
+        str, typer.Option("--on-unreadable", metavar="error|skip", help="Files and folders that cannot be read.")
+    ] = "error",
+    on_torn: Annotated[
+        str, typer.Option("--on-torn", metavar="error|keep", help="Files that keep changing while they are read.")
+    ] = "error",
+    on_limit: Annotated[str, typer.Option("--on-limit", metavar="error|skip", help="Files beyond one of the limits.")] = "error",
+    max_files: Annotated[int | None, typer.Option("--max-files", help="At most this many files.")] = None,
+    max_file_bytes: Annotated[int | None, typer.Option("--max-file-bytes", help="At most this many bytes a file.")] = None,
+    max_total_bytes: Annotated[int | None, typer.Option("--max-total-bytes", help="At most this many bytes in all.")] = None,
+    cross_mounts: Annotated[
+        bool, typer.Option("--cross-mounts", help="Also what other file systems hold that are mounted inside.")
+    ] = False,
+    skip_unchanged: Annotated[
+        bool, typer.Option("--skip-unchanged", help="No new checkpoint when nothing has changed since the last.")
+    ] = False,
+    reread: Annotated[bool, typer.Option("--reread", help="Read every file, whatever its times say.")] = False,
+    wait: Wait = None,
+    skip_locked: Annotated[
+        bool, typer.Option("--skip-locked", help="When another writer holds the thread, do nothing and end with 0.")
+    ] = False,
+    run_id: Annotated[str | None, typer.Option("--run-id", help="The run this belongs to.")] = None,
+    step: Annotated[int | None, typer.Option("--step", help="The step of that run.")] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option("--idempotency-key", help="Captured under this key before: that checkpoint is the result.")
+    ] = None,
+    checkpoint_id: Annotated[str | None, typer.Option("--id", help="The id of the new checkpoint.")] = None,
+    allow_any_root: Annotated[bool, typer.Option("--allow-any-root", help="Even / or a home folder.")] = False,
+) -> int:
+    """Save a folder as a new checkpoint of a thread."""
+    from snapcore.selection import FilePolicy
+
+    policy = FilePolicy(
+        include=include or (),
+        exclude=exclude or (),
+        defaults=not everything,
+        keep_git=with_git,
+        keep_rebuildable=keep_rebuildable,
+        on_unsupported=on_unsupported,  # type: ignore[arg-type]  # checked by the policy
+        on_unreadable=on_unreadable,  # type: ignore[arg-type]
+        on_torn=on_torn,  # type: ignore[arg-type]
+        on_limit=on_limit,  # type: ignore[arg-type]
+        max_files=max_files,
+        max_file_bytes=max_file_bytes,
+        max_total_bytes=max_total_bytes,
+        cross_mounts=cross_mounts,
+    )
+    address, roots = _what(directory, root)
+    hidden = secrets(secret_env, secret_file)
+    started = time.monotonic()
+    async with invocation.repository() as repo:
+        try:
+            with progress(invocation, "capture") as on_progress:
+                report = await repo.capture_with_report(
+                    address,
+                    thread_id=thread,
+                    label=label,
+                    policy=policy,
+                    secrets=hidden,
+                    roots=roots,
+                    run_id=run_id,
+                    step=step,
+                    skip_unchanged=skip_unchanged,
+                    wait=wait,
+                    on_progress=on_progress,
+                    reread=reread,
+                    idempotency_key=idempotency_key,
+                    checkpoint_id=checkpoint_id,
+                    allow_any_root=allow_any_root,
+                )
+        except CheckpointWriterConflictError as error:
+            if not skip_locked:
+                raise
+            if invocation.json:
+                print_json({"message_type": "capture", "thread_id": thread, "created": False, "locked": True})
+            elif invocation.tells:
+                print_line(f"nothing captured: {error.message}")
+            return Exit.DONE
+    if invocation.json:
+        print_json(_fields(report, time.monotonic() - started))
+    elif invocation.tells:
+        _tell(invocation, report, time.monotonic() - started)
+    return Exit.WARNINGS if report.warnings else Exit.DONE
+
+
+def _what(directory: str | None, roots: list[str] | None) -> tuple[str, Mapping[str, "str | tuple[str, FilePolicy]"] | None]:
+    if not roots:
+        if directory is None:
+            raise UsageError("There is no folder to capture.", hint="Name it, or give --root NAME=DIR.")
+        return directory, None
+    named: dict[str, str | tuple[str, FilePolicy]] = {}
+    for given in roots:
+        name, separator, path = given.partition("=")
+        if not (separator and name and path):
+            raise UsageError("--root takes NAME=DIR.")
+        named[name] = path if directory is not None else os.path.abspath(path)
+    return directory if directory is not None else os.getcwd(), named
+
+
+def _fields(report: "CaptureReport", seconds: float) -> dict[str, Any]:
+    return {
+        "message_type": "capture",
+        **checkpoint_fields(report.checkpoint),
+        "created": report.created,
+        "files_read": report.files_read,
+        "bytes_read": report.bytes_read,
+        "bytes_stored": report.bytes_stored,
+        "packs": report.packs,
+        "skipped": [{**path_fields(skipped.path), "reason": skipped.reason} for skipped in report.skipped],
+        "warnings": list(report.warnings),
+        "seconds": round(seconds, 3),
+    }
+
+
+def _tell(invocation: Invocation, report: "CaptureReport", seconds: float) -> None:
+    checkpoint = report.checkpoint
+    totals = checkpoint.totals
+    what = f"{count(totals.files, 'file')}, {size(totals.bytes)}"
+    if report.created:
+        print_line(f"checkpoint {checkpoint.id} of thread {checkpoint.thread_id}: {what}")
+        print_line(
+            f"read {count(report.files_read, 'file')} ({size(report.bytes_read)}), "
+            f"stored {size(report.bytes_stored)}, in {seconds:.2f} s"
+        )
+    else:
+        print_line(f"nothing new: checkpoint {checkpoint.id} of thread {checkpoint.thread_id} holds it: {what}")
+    for warning in report.warnings:
+        print_line(f"warning: {warning}")
+    if report.skipped and invocation.verbose:
+        for skipped in report.skipped:
+            print_line(f"left out: {path_fields(skipped.path)['path']} ({skipped.reason})")
+    elif report.skipped:
+        print_line(f"left out: {count(len(report.skipped), 'path')}; --verbose names them")

@@ -1,0 +1,173 @@
+"""Threads and their checkpoints: `list`, `show`, `threads`, `fork`, `rewind`, `label`, `delete`."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import At, DryRun, OptionalThread, Spec, Thread
+from .output import checkpoint_fields, count, path_fields, print_json, print_line, print_table, size, time_text
+from .runtime import Exit, Invocation, UsageError, command, resolve
+
+if TYPE_CHECKING:
+    from snapcore.model import Checkpoint
+
+__all__ = ["delete", "fork", "label", "list_", "rewind", "show", "threads"]
+
+
+@command
+async def list_(invocation: Invocation, *, thread: Thread) -> int:
+    """List a thread's checkpoints, oldest first."""
+    async with invocation.repository() as repo:
+        checkpoints = await repo.list(thread)
+    if invocation.json:
+        print_json([checkpoint_fields(each) for each in checkpoints])
+    elif invocation.tells:
+        print_table(
+            ("ID", "CREATED", "REASON", "LABEL", "FILES", "SIZE"),
+            [
+                (
+                    each.id,
+                    time_text(each)[:19] + "Z",
+                    each.reason,
+                    each.label or "",
+                    f"{each.totals.files:,}",
+                    size(each.totals.bytes),
+                )
+                for each in checkpoints
+            ],
+            right=(4, 5),
+        )
+    return Exit.DONE
+
+
+@command
+async def threads(invocation: Invocation) -> int:
+    """List the threads of the repository."""
+    async with invocation.repository() as repo:
+        found = await repo.threads()
+    if invocation.json:
+        print_json([{"thread_id": each.thread_id, "head_id": each.head_id, "checkpoints": each.checkpoints} for each in found])
+    elif invocation.tells:
+        print_table(
+            ("THREAD", "CHECKPOINTS", "HEAD"),
+            [(each.thread_id, f"{each.checkpoints:,}", each.head_id or "") for each in found],
+            right=(1,),
+        )
+    return Exit.DONE
+
+
+@command
+async def show(invocation: Invocation, *, checkpoint: At, thread: OptionalThread = None) -> int:
+    """Show all that is known of a checkpoint."""
+    async with invocation.repository() as repo:
+        found = await resolve(repo, checkpoint, thread)
+    if invocation.json:
+        print_json(_details(found))
+    elif invocation.tells:
+        for name, value in _details(found).items():
+            if isinstance(value, list):
+                print_line(f"{name + ':':14} {len(value)}")
+                for each in value:
+                    print_line(f"  {_one_line(each)}")
+            elif value is not None:
+                print_line(f"{name + ':':14} {value}")
+    return Exit.DONE
+
+
+def _details(checkpoint: "Checkpoint") -> dict[str, Any]:
+    return {
+        **checkpoint_fields(checkpoint),
+        "source_thread_id": checkpoint.source_thread_id,
+        "source_id": checkpoint.source_id,
+        "idempotency_key": checkpoint.idempotency_key,
+        "conversation_bytes": checkpoint.conversation.size,
+        "artifacts": [{"name": name, "bytes": ref.size} for name, ref in sorted(checkpoint.artifacts.items())],
+        "roots": [
+            {
+                "name": root.name,
+                "path": root.path,
+                "content_id": root.content_id.hex(),
+                "files": root.totals.files,
+                "bytes": root.totals.bytes,
+            }
+            for root in checkpoint.roots
+        ],
+        "skipped": [
+            {"root": root.name, **path_fields(skipped.path), "reason": skipped.reason}
+            for root in checkpoint.roots
+            for skipped in root.skipped
+        ],
+        "warnings": list(checkpoint.warnings),
+    }
+
+
+def _one_line(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return str(value)
+
+
+@command
+async def fork(
+    invocation: Invocation,
+    *,
+    thread: Thread,
+    to: Annotated[str, typer.Option("--to", metavar="THREAD", help="The new thread; it must have no checkpoint.")],
+    checkpoint: Spec = None,
+    step: Annotated[int | None, typer.Option("--step", help="The newest checkpoint at or before this step.")] = None,
+) -> int:
+    """Start another thread from a checkpoint. No file is copied."""
+    if checkpoint is not None and step is not None:
+        raise UsageError("--checkpoint and --step exclude each other.")
+    async with invocation.repository() as repo:
+        source = None if checkpoint is None else (await resolve(repo, checkpoint, thread)).id
+        forked = await repo.fork(thread, source, to_thread_id=to, at_step=step)
+    _report(invocation, "fork", forked, f"thread {to} starts with checkpoint {forked.id}, a copy of {forked.source_id}")
+    return Exit.DONE
+
+
+@command
+async def rewind(invocation: Invocation, *, checkpoint: At, thread: Thread) -> int:
+    """Append a checkpoint with the content of an earlier one. Nothing is lost."""
+    async with invocation.repository() as repo:
+        target = await resolve(repo, checkpoint, thread)
+        made = await repo.rewind(thread, target.id)
+    _report(invocation, "rewind", made, f"checkpoint {made.id} has the content of {target.id} and is now the newest")
+    return Exit.DONE
+
+
+@command
+async def label(
+    invocation: Invocation,
+    *,
+    checkpoint: At,
+    name: Annotated[str | None, typer.Argument(metavar="LABEL", help="The label; left out, it is removed.")] = None,
+    thread: Thread,
+) -> int:
+    """Give a checkpoint a label, or take it away."""
+    async with invocation.repository() as repo:
+        target = await resolve(repo, checkpoint, thread)
+        changed = await repo.label(thread, target.id, name)
+    told = f"is labelled {changed.label}" if changed.label else "has no label any more"
+    _report(invocation, "label", changed, f"checkpoint {changed.id} {told}")
+    return Exit.DONE
+
+
+@command
+async def delete(invocation: Invocation, *, checkpoint: At, thread: Thread, dry_run: DryRun = False) -> int:
+    """Remove a checkpoint from its thread."""
+    async with invocation.repository() as repo:
+        target = await resolve(repo, checkpoint, thread)
+        removed = target if dry_run else await repo.delete(thread, target.id)
+    verb = "would delete" if dry_run else "deleted"
+    what = f"{count(removed.totals.files, 'file')}, {size(removed.totals.bytes)}"
+    _report(invocation, "delete", removed, f"{verb} checkpoint {removed.id} of thread {thread}: {what}", dry_run=dry_run)
+    return Exit.DONE
+
+
+def _report(invocation: Invocation, kind: str, checkpoint: "Checkpoint", text: str, **more: object) -> None:
+    if invocation.json:
+        source = {"source_thread_id": checkpoint.source_thread_id, "source_id": checkpoint.source_id}
+        print_json({"message_type": kind, **checkpoint_fields(checkpoint), **source, **more})
+    elif invocation.tells:
+        print_line(text)

@@ -1,0 +1,63 @@
+"""The parameters that several commands share, each described once."""
+
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "At",
+    "Database",
+    "Debug",
+    "DryRun",
+    "Json",
+    "OptionalThread",
+    "Quiet",
+    "Repo",
+    "SecretEnv",
+    "SecretFile",
+    "Spec",
+    "Thread",
+    "Verbose",
+    "Wait",
+]
+
+Repo = Annotated[
+    str,
+    typer.Option("--repo", "-r", envvar="SNAPCORE_REPO", metavar="URL", help="The repository: a folder or an address."),
+]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        envvar="SNAPCORE_DATABASE",
+        metavar="URL",
+        help="The repository's database, when it is not the one in its folder.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; no result unless it was asked for as JSON.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done, and do nothing.")]
+
+Thread = Annotated[str, typer.Option("--thread", "-t", metavar="THREAD", help="The thread.")]
+OptionalThread = Annotated[
+    str | None, typer.Option("--thread", "-t", metavar="THREAD", help="The thread; needed for latest and label:L.")
+]
+Spec = Annotated[
+    str | None,
+    typer.Option("--checkpoint", "-c", metavar="WHICH", help="latest, label:L, an id, or the start of one."),
+]
+At = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="latest, label:L, an id, or the start of one.")]
+Wait = Annotated[
+    float | None,
+    typer.Option("--wait", metavar="SECONDS", help="Wait this long when another writer holds the thread."),
+]
+SecretEnv = Annotated[
+    list[str] | None,
+    typer.Option("--secret-env", metavar="NAME", help="A secret: the value of this environment variable. Repeatable."),
+]
+SecretFile = Annotated[
+    list[str] | None,
+    typer.Option("--secret-file", metavar="NAME=PATH", help="A secret: what the file holds. Repeatable."),
+]

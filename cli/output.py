@@ -1,0 +1,168 @@
+"""What the command prints: results on stdout, errors on stderr, nothing that could steer a terminal."""
+
+import base64
+import json
+import sys
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from snapcore.errors import SnapcoreError, SnapshotError, printable
+
+if TYPE_CHECKING:
+    from snapcore.model import Checkpoint, Entry
+
+__all__ = [
+    "checkpoint_fields",
+    "count",
+    "entry_fields",
+    "error_fields",
+    "mode_text",
+    "path_fields",
+    "path_list",
+    "print_error",
+    "print_json",
+    "print_json_array",
+    "print_line",
+    "print_table",
+    "size",
+    "time_text",
+]
+
+
+def print_line(text: str = "") -> None:
+    """One line on stdout; whatever could steer a terminal is escaped."""
+    sys.stdout.write(printable(text) + "\n")
+
+
+def print_json(value: object) -> None:
+    """One JSON value on stdout, in ASCII."""
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+async def print_json_array(values: AsyncIterator[object]) -> None:
+    """A JSON array on stdout, one element a line, written as the elements come."""
+    separator = "["
+    async for value in values:
+        sys.stdout.write(f"{separator}\n{json.dumps(value)}")
+        separator = ","
+    sys.stdout.write("[]\n" if separator == "[" else "\n]\n")
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
+    """Columns on stdout under a head; those in `right` are aligned to the right."""
+    table = [[printable(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    to_right = frozenset(right)
+    for row in table:
+        cells = [
+            cell.rjust(width) if column in to_right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+def print_error(error: SnapcoreError, *, as_json: bool) -> None:
+    """The error on stderr: message, code and hint, or a JSON object."""
+    if as_json:
+        sys.stderr.write(json.dumps(error_fields(error)) + "\n")
+        return
+    sys.stderr.write(f"snapcore: {printable(error.message)} [{error.code}]\n")
+    if error.hint:
+        sys.stderr.write(f"  {printable(error.hint)}\n")
+
+
+def error_fields(error: SnapcoreError) -> dict[str, Any]:
+    """An error as JSON has it."""
+    fields: dict[str, Any] = {
+        "message_type": "error",
+        "code": str(error.code),
+        "message": error.message,
+        "hint": error.hint,
+        "retryable": error.retryable,
+    }
+    if isinstance(error, SnapshotError):
+        fields["paths"] = [path_fields(path) for path in error.paths]
+    return fields
+
+
+def path_fields(path: bytes) -> dict[str, str]:
+    """`path` as text. Bytes that are not UTF-8 are escaped there, and `path_b64` holds the path exactly."""
+    try:
+        return {"path": path.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"path": printable(path), "path_b64": base64.b64encode(path).decode("ascii")}
+
+
+def path_list(paths: Iterable[bytes]) -> list[str]:
+    """Paths as texts; see `path_fields`."""
+    return [path_fields(path)["path"] for path in paths]
+
+
+def count(number: int, noun: str) -> str:
+    """`1 file`, `2,000 files`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def size(number: int) -> str:
+    """Bytes for a reader, in decimal units: `1.2 MB`."""
+    value = float(number)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{number} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def mode_text(kind: int, mode: int) -> str:
+    """A mode as `ls -l` shows it."""
+    import stat
+
+    from snapcore.model import Kind
+
+    types = {Kind.DIR: stat.S_IFDIR, Kind.LINK: stat.S_IFLNK}
+    return stat.filemode(types.get(kind, stat.S_IFREG) | mode)
+
+
+def time_text(checkpoint: "Checkpoint") -> str:
+    """When a checkpoint was made, ISO 8601 in UTC with microseconds."""
+    return checkpoint.created.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def checkpoint_fields(checkpoint: "Checkpoint") -> dict[str, Any]:
+    """A checkpoint as JSON has it."""
+    totals = checkpoint.totals
+    return {
+        "id": checkpoint.id,
+        "thread_id": checkpoint.thread_id,
+        "parent_id": checkpoint.parent_id,
+        "reason": checkpoint.reason,
+        "label": checkpoint.label,
+        "created_at": time_text(checkpoint),
+        "content_id": checkpoint.content_id.hex(),
+        "files": totals.files,
+        "folders": totals.folders,
+        "links": totals.links,
+        "bytes": totals.bytes,
+        "run_id": checkpoint.run_id,
+        "step": checkpoint.step,
+    }
+
+
+def entry_fields(entry: "Entry") -> dict[str, Any]:
+    """A manifest's entry as JSON has it."""
+    from snapcore.model import Kind
+
+    fields: dict[str, Any] = {
+        **path_fields(entry.path),
+        "kind": Kind.NAMES[entry.kind],
+        "mode": f"{entry.mode:04o}",
+        "size": entry.size,
+        "mtime_ns": entry.mtime_ns,
+    }
+    if entry.kind == Kind.LINK:
+        fields.update({f"target{key[4:]}": value for key, value in path_fields(entry.target).items()})
+    if entry.hardlink:
+        fields.update({f"hardlink{key[4:]}": value for key, value in path_fields(entry.hardlink).items()})
+    if entry.redactions:
+        fields["redacted_bytes"] = sum(redaction.length for redaction in entry.redactions)
+    return fields

@@ -1,0 +1,95 @@
+"""Whole repositories: `init`, `verify`, `stats`."""
+
+from typing import Annotated
+
+import typer
+
+from .output import count, print_json, print_line, size
+from .progress import progress
+from .runtime import Exit, Invocation, command
+
+__all__ = ["init", "stats", "verify"]
+
+
+@command
+async def init(invocation: Invocation) -> int:
+    """Create a repository."""
+    import snapcore
+
+    repo = await snapcore.init_repository(invocation.repo, database=invocation.database)
+    repository_id = repo.config.repository_id
+    await repo.close()
+    if invocation.json:
+        print_json({"message_type": "init", "repo": invocation.repo, "repository_id": repository_id})
+    elif invocation.tells:
+        print_line(f"created repository {repository_id} in {invocation.repo}")
+    return Exit.DONE
+
+
+@command
+async def verify(
+    invocation: Invocation,
+    *,
+    read_data: Annotated[bool, typer.Option("--read-data", help="Read every byte back and check it.")] = False,
+) -> int:
+    """Check that all that the checkpoints need is there. Ends with 1 when it is not."""
+    async with invocation.repository() as repo:
+        with progress(invocation, "verify") as on_progress:
+            report = await repo.verify(read_data=read_data, on_progress=on_progress)
+    if invocation.json:
+        print_json(
+            {
+                "message_type": "verify",
+                "ok": report.ok,
+                "checkpoints": report.checkpoints,
+                "packs": report.packs,
+                "records": report.records,
+                "bytes_read": report.bytes_read,
+                "problems": [
+                    {
+                        "kind": problem.kind,
+                        "subject": problem.subject,
+                        "message": problem.message,
+                        "checkpoints": [{"thread_id": thread, "id": each} for thread, each in problem.checkpoints],
+                    }
+                    for problem in report.problems
+                ],
+            }
+        )
+    elif not report.ok or invocation.tells:
+        for problem in report.problems:
+            print_line(f"{problem.kind}: {problem.message}")
+            for thread, each in problem.checkpoints:
+                print_line(f"  needed by checkpoint {each} of thread {thread}")
+        verdict = "no problem found" if report.ok else count(len(report.problems), "problem")
+        print_line(
+            f"{verdict}: {count(report.checkpoints, 'checkpoint')}, {count(report.packs, 'pack')}, "
+            f"{count(report.records, 'record')}, {size(report.bytes_read)} read"
+        )
+    return Exit.DONE if report.ok else Exit.FAILED
+
+
+@command
+async def stats(invocation: Invocation) -> int:
+    """Say how much the repository holds, and in how many bytes."""
+    async with invocation.repository() as repo:
+        found = await repo.stats()
+    if invocation.json:
+        print_json(
+            {
+                "message_type": "stats",
+                "threads": found.threads,
+                "checkpoints": found.checkpoints,
+                "packs": found.packs,
+                "records": found.records,
+                "logical_bytes": found.logical_bytes,
+                "raw_bytes": found.raw_bytes,
+                "stored_bytes": found.stored_bytes,
+            }
+        )
+    elif invocation.tells:
+        print_line(f"{count(found.checkpoints, 'checkpoint')} in {count(found.threads, 'thread')}")
+        print_line(f"in all checkpoints   {size(found.logical_bytes):>10}")
+        print_line(f"different content    {size(found.raw_bytes):>10}  {count(found.records, 'record')}")
+        print_line(f"stored               {size(found.stored_bytes):>10}  {count(found.packs, 'pack')}")
+    return Exit.DONE

@@ -1,0 +1,135 @@
+"""`snapcore restore`."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from snapcore.errors import Code, SnapshotError
+
+from .options import DryRun, SecretEnv, SecretFile, Spec, Thread
+from .output import count, path_fields, path_list, print_json, print_line, size
+from .progress import progress
+from .runtime import Exit, Invocation, UsageError, command, resolve, secrets
+
+if TYPE_CHECKING:
+    from snapcore.restore import Receipt
+
+__all__ = ["restore"]
+
+
+@command
+async def restore(
+    invocation: Invocation,
+    *,
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="The folder to restore into, or a sandbox's address.")],
+    thread: Thread,
+    checkpoint: Spec = None,
+    dry_run: DryRun = False,
+    allow_empty: Annotated[
+        bool, typer.Option("--allow-empty", help="Restore an empty checkpoint: everything in the folder goes.")
+    ] = False,
+    paths: Annotated[
+        list[str] | None, typer.Option("--paths", metavar="PATH", help="Only this path and what is under it. Repeatable.")
+    ] = None,
+    verify: Annotated[
+        str, typer.Option("--verify", metavar="stat|content", help="Check the result by its stats, or read it all back.")
+    ] = "stat",
+    owners: Annotated[bool, typer.Option("--owners", help="Owners, setuid and setgid bits too.")] = False,
+    reinject: Annotated[
+        bool, typer.Option("--reinject", help="Put secrets that were redacted back, from --secret-env or --secret-file.")
+    ] = False,
+    secret_env: SecretEnv = None,
+    secret_file: SecretFile = None,
+    safety_checkpoint: Annotated[bool, typer.Option("--safety-checkpoint", help="Capture what is in the folder first.")] = False,
+) -> int:
+    """Make a folder what a checkpoint holds: the thread's newest, or the one named."""
+    if verify not in ("stat", "content"):
+        raise UsageError("--verify takes 'stat' or 'content'.")
+    hidden = secrets(secret_env, secret_file)
+    started = time.monotonic()
+    async with invocation.repository() as repo:
+        checkpoint_id = None if checkpoint is None else (await resolve(repo, checkpoint, thread)).id
+        with progress(invocation, "restore") as on_progress:
+            receipt = await repo.restore(
+                directory,
+                thread_id=thread,
+                checkpoint_id=checkpoint_id,
+                paths=paths,
+                dry_run=dry_run,
+                verify="content" if verify == "content" else "stat",
+                owners=owners,
+                reinject=reinject,
+                secrets=hidden,
+                allow_empty=allow_empty,
+                safety_checkpoint=safety_checkpoint,
+                on_progress=on_progress,
+            )
+    if receipt is None:
+        raise SnapshotError(
+            f"The thread {thread} has no checkpoint; nothing was restored.",
+            code=Code.MISSING_CHECKPOINT,
+            hint="snapcore threads lists the threads.",
+        )
+    if invocation.json:
+        print_json(_fields(receipt, thread, time.monotonic() - started))
+    elif invocation.tells:
+        _tell(invocation, receipt, time.monotonic() - started)
+    return Exit.WARNINGS if receipt.differences else Exit.DONE
+
+
+def _fields(receipt: "Receipt", thread: str, seconds: float) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "message_type": "restore",
+        "thread_id": thread,
+        "id": receipt.checkpoint_id,
+        "content_id": receipt.content_id.hex(),
+        "dry_run": receipt.dry_run,
+        "files": receipt.files,
+        "folders": receipt.folders,
+        "links": receipt.links,
+        "bytes": receipt.bytes,
+        "added": receipt.added,
+        "changed": receipt.changed,
+        "removed": receipt.removed,
+        "unchanged": receipt.unchanged,
+        "bytes_written": receipt.bytes_written,
+        "kept": path_list(receipt.kept),
+        "redacted": path_list(receipt.redacted),
+        "differences": [{**path_fields(path), "reason": reason} for path, reason in receipt.differences],
+        "seconds": round(seconds, 3),
+    }
+    if receipt.dry_run and receipt.plan is not None:
+        plan = receipt.plan
+        fields["plan"] = {
+            "removes": path_list(plan.removes),
+            "adds": path_list(plan.adds),
+            "changes": path_list(plan.changes),
+            "bytes": plan.bytes,
+        }
+    return fields
+
+
+def _tell(invocation: Invocation, receipt: "Receipt", seconds: float) -> None:
+    if receipt.dry_run and receipt.plan is not None:
+        for sign, paths in (("-", receipt.plan.removes), ("+", receipt.plan.adds), ("~", receipt.plan.changes)):
+            for path in paths:
+                print_line(f"{sign} {path_fields(path)['path']}")
+    verb = "would restore" if receipt.dry_run else "restored"
+    print_line(
+        f"{verb} checkpoint {receipt.checkpoint_id}: "
+        f"{count(receipt.files, 'file')}, {size(receipt.bytes)}; "
+        f"{receipt.removed:,} removed, {receipt.added:,} added, {receipt.changed:,} changed, "
+        f"{receipt.unchanged:,} already right"
+    )
+    if not receipt.dry_run:
+        print_line(f"wrote {size(receipt.bytes_written)} in {seconds:.2f} s")
+    if receipt.redacted:
+        print_line(f"{count(len(receipt.redacted), 'file')} with a redacted secret; --reinject puts secrets back")
+    if receipt.kept and invocation.verbose:
+        for path in receipt.kept:
+            print_line(f"left alone: {path_fields(path)['path']}")
+    elif receipt.kept:
+        print_line(f"left alone: {count(len(receipt.kept), 'path')}; --verbose names them")
+    for path, reason in receipt.differences:
+        print_line(f"differs: {path_fields(path)['path']}: {reason}")

@@ -1,0 +1,343 @@
+"""A restore in the making on a local file system: contents staged inside the root, then swapped in under a journal."""
+
+import os
+import stat
+import threading
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from snapcore.errors import Code, ProviderError, SnapshotError
+from snapcore.model import validate_path
+from snapcore.protocols import (
+    Buffer,
+    PlaceStep,
+    StageFile,
+    StageFolder,
+    StageHardLink,
+    StageLink,
+    StageWrite,
+    Step,
+    SwapReport,
+)
+
+from .folders import FOLDER_FLAGS, FolderCache, split
+from .journal import Journal
+from .stage_lock import StageLock, busy, provider_error
+from .swap import Swap
+from .threads import in_thread
+
+__all__ = ["DirectStage", "open_stage", "recover"]
+
+HOLE: Final = 64 << 10
+SYNC_EACH: Final = 200  # with more files staged than this, one sync of everything is faster than an fsync of each
+
+_WRITE: Final = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND: Final = _WRITE | os.O_CREAT | os.O_EXCL | os.O_APPEND
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ZEROS: Final = bytes(HOLE)
+_SPECIAL_BITS: Final = stat.S_ISUID | stat.S_ISGID
+
+
+def open_stage(root: str) -> "DirectStage":
+    """Create the stage in `root`, which is created when it is not there, after recovering what a dead owner left."""
+    try:
+        os.makedirs(root, exist_ok=True)
+        for _ in range(100):
+            recover(root)
+            root_fd = os.open(root, FOLDER_FLAGS)
+            try:
+                lock = StageLock.create(root_fd)
+            finally:
+                os.close(root_fd)
+            if lock is not None:
+                return DirectStage(lock)
+    except OSError as error:
+        raise provider_error(error, f"A restore cannot be staged in {root}") from error
+    raise busy(None)
+
+
+def recover(root: str) -> Literal["", "swept", "finished"]:
+    """Finish the sealed swap of a dead owner, or sweep its unsealed stage. `ProviderError` `WORKSPACE_BUSY` when it lives."""
+    try:
+        root_fd = os.open(root, FOLDER_FLAGS)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    try:
+        lock = StageLock.take_over(root_fd)
+        if lock is None:
+            return ""
+        try:
+            return _clean_up(lock)
+        finally:
+            lock.release()
+    except OSError as error:
+        raise provider_error(error, f"The interrupted restore in {root} cannot be cleaned up") from error
+    finally:
+        os.close(root_fd)
+
+
+def _clean_up(lock: StageLock) -> Literal["swept", "finished"]:
+    try:
+        journal_fd = os.open("journal", _READ, dir_fd=lock.stage_fd)
+    except FileNotFoundError:
+        root_mode = lock.remembered_modes().get(b"")
+        if root_mode is not None:
+            os.fchmod(lock.root_fd, root_mode)
+        lock.dismantle()
+        return "swept"
+    try:
+        trusted = os.fstat(lock.stage_fd).st_uid == os.geteuid()
+        Swap(lock, Journal(journal_fd), trusted=trusted).run()
+    finally:
+        os.close(journal_fd)
+    lock.dismantle()
+    return "finished"
+
+
+class DirectStage:
+    """See `Stage`. Dropped without `swap` or `abort`, it lets go of the lock, and the next `recover` cleans up."""
+
+    def __init__(self, lock: StageLock) -> None:
+        self._lock = lock
+        self._mutex = threading.Lock()
+        self._state: Literal["open", "sealed", "done"] = "open"
+        self._new = FolderCache(os.open("new", FOLDER_FLAGS, dir_fd=lock.stage_fd))
+        self._tree = FolderCache(os.dup(lock.root_fd))
+        self._device = os.fstat(lock.root_fd).st_dev
+        self._same_device: set[bytes] = set()
+        self._journal_fd = os.open("journal.part", _APPEND, 0o600, dir_fd=lock.stage_fd)
+        self._files: list[bytes] = []  # to be synced one by one, as long as they are few
+
+    def __del__(self) -> None:
+        self._close()
+
+    async def write(self, writes: Sequence[StageWrite]) -> None:
+        """See `Stage.write`: the whole batch in one hop to a worker thread."""
+        await in_thread(self._write, writes)
+
+    async def log(self, steps: Sequence[Step]) -> None:
+        """See `Stage.log`. A placement on another file system than the root's is refused here: `ProviderError` `NOT_CAPABLE`."""
+        await in_thread(self._log, steps)
+
+    async def seal(self, *, durable: bool) -> None:
+        """See `Stage.seal`."""
+        await in_thread(self._seal, durable)
+
+    async def swap(self) -> SwapReport:
+        """See `Stage.swap`. A cancelled caller waits for it to finish."""
+        return await in_thread(self._swap)
+
+    async def abort(self) -> None:
+        """See `Stage.abort`. After `seal` it only lets go: the swap is then finished by `recover`."""
+        await in_thread(self._abort)
+
+    # ---- in the worker thread
+
+    def _write(self, writes: Sequence[StageWrite]) -> None:
+        with self._mutex:
+            self._expect("open")
+            self._lock.beat()
+            try:
+                for write in writes:
+                    if type(write) is StageFile:
+                        self._write_file(write)
+                    else:
+                        self._create(write)
+            except OSError as error:
+                raise provider_error(error, "The restore cannot be staged") from error
+
+    def _create(self, write: StageWrite) -> None:
+        parent, name = split(write.staged)
+        folder = self._new.fd(parent)
+        if isinstance(write, StageFolder):
+            os.mkdir(name, 0o700, dir_fd=folder)
+        elif isinstance(write, StageLink):
+            os.symlink(write.target, name, dir_fd=folder)
+            if write.owner is not None:
+                os.chown(name, *write.owner, dir_fd=folder, follow_symlinks=False)
+            os.utime(name, ns=(write.mtime_ns, write.mtime_ns), dir_fd=folder, follow_symlinks=False)
+        elif isinstance(write, StageHardLink):
+            first_parent, first = split(write.first)
+            kept = os.dup(folder)  # the cache may close its own when it opens the other
+            try:
+                os.link(first, name, src_dir_fd=self._new.fd(first_parent), dst_dir_fd=kept, follow_symlinks=False)
+            finally:
+                os.close(kept)
+
+    def _write_file(self, file: StageFile) -> None:
+        parent, name = split(file.staged)
+        folder = self._new.fd(parent)
+        whole = file.last and len(file.data) == file.size
+        # 0600 until it is complete: a later piece must be able to open it whatever its mode will be
+        fd = os.open(name, _WRITE | os.O_CREAT | (os.O_EXCL if whole else 0), 0o600, dir_fd=folder)
+        try:
+            if file.size < HOLE:
+                _write_all(fd, file.data, file.offset)
+            else:
+                _write_sparse(fd, file.data, file.offset)
+            if file.last:
+                if file.size >= HOLE or not whole:
+                    os.ftruncate(fd, file.size)
+                _finish(fd, file)
+                if len(self._files) <= SYNC_EACH:
+                    self._files.append(file.staged)
+        finally:
+            os.close(fd)
+
+    def _log(self, steps: Sequence[Step]) -> None:
+        with self._mutex:
+            self._expect("open")
+            for step in steps:
+                validate_path(step.path)
+                if isinstance(step, PlaceStep):
+                    validate_path(step.staged)
+                    self._check_device(step.path)
+            try:
+                _write_all(self._journal_fd, Journal.encode(steps), None)
+            except OSError as error:
+                raise provider_error(error, "The journal of the restore cannot be written") from error
+
+    def _check_device(self, path: bytes) -> None:
+        """Refuse what a rename could not do: a place whose nearest existing folder is on another file system."""
+        parent = split(path)[0]
+        if parent in self._same_device:
+            return
+        here = parent
+        while True:
+            try:
+                device = os.fstat(self._tree.fd(here)).st_dev
+                break
+            except (FileNotFoundError, NotADirectoryError, PermissionError):
+                here = split(here)[0]
+        if device != self._device:
+            raise ProviderError(
+                "The restore reaches into another file system that is mounted in the workspace.",
+                code=Code.NOT_CAPABLE,
+                hint="Restore that mount point as a root of its own. The workspace is as it was.",
+            )
+        self._same_device.add(parent)
+
+    def _seal(self, durable: bool) -> None:
+        with self._mutex:
+            self._expect("open")
+            self._lock.beat()
+            stage_fd = self._lock.stage_fd
+            try:
+                if durable:
+                    self._sync_staged()
+                os.fsync(self._journal_fd)
+                os.rename("journal.part", "journal", src_dir_fd=stage_fd, dst_dir_fd=stage_fd)
+                os.fsync(stage_fd)
+                os.fsync(self._lock.root_fd)
+            except OSError as error:
+                raise provider_error(error, "The journal of the restore cannot be made durable") from error
+            self._state = "sealed"
+
+    def _sync_staged(self) -> None:
+        if len(self._files) > SYNC_EACH:
+            os.sync()
+            return
+        parents = {b""}
+        for path in self._files:
+            parent, name = split(path)
+            while parent and parent not in parents:
+                parents.add(parent)
+                parent = split(parent)[0]
+            self._sync(name, self._new.fd(split(path)[0]))
+        for parent in parents:
+            os.fsync(self._new.fd(parent))
+
+    @staticmethod
+    def _sync(name: bytes, folder: int) -> None:
+        try:
+            fd = os.open(name, _READ, dir_fd=folder)
+        except PermissionError:
+            os.sync()  # a file that its own user may not read
+            return
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _swap(self) -> SwapReport:
+        with self._mutex:
+            self._expect("sealed")
+            try:
+                fd = os.open("journal", _READ, dir_fd=self._lock.stage_fd)
+                try:
+                    report = Swap(self._lock, Journal(fd)).run()
+                finally:
+                    os.close(fd)
+                self._state = "done"
+                self._lock.dismantle()
+            except OSError as error:
+                raise provider_error(error, "The restore was cut short; the next one finishes it") from error
+            finally:
+                self._close()
+            return report
+
+    def _abort(self) -> None:
+        with self._mutex:
+            if self._state == "open" and self._lock.stage_fd >= 0:
+                self._state = "done"
+                root_mode = self._lock.remembered_modes().get(b"")
+                try:
+                    if root_mode is not None:
+                        os.fchmod(self._lock.root_fd, root_mode)
+                    self._lock.dismantle()
+                except OSError as error:
+                    raise provider_error(error, "The stage cannot be removed; the next restore sweeps it") from error
+                finally:
+                    self._close()
+            else:
+                self._close()
+
+    def _expect(self, state: str) -> None:
+        if self._state != state:
+            raise SnapshotError(f"This restore is {self._state}, not {state}.", code=Code.INVALID_REQUEST)
+
+    def _close(self) -> None:
+        self._new.close()
+        self._tree.close()
+        if self._journal_fd >= 0:
+            os.close(self._journal_fd)
+            self._journal_fd = -1
+        self._lock.release()
+
+
+def _finish(fd: int, file: StageFile) -> None:
+    """Owner, mode, attributes, time: in this order, since each may clear what comes after it."""
+    mode = file.mode
+    if file.owner is not None:
+        os.fchown(fd, *file.owner)
+    else:
+        mode &= ~_SPECIAL_BITS  # they would give the rights of whoever restores
+    if mode != 0o600 or file.owner is not None:
+        os.fchmod(fd, mode)
+    for name, value in file.xattrs.items():
+        os.setxattr(fd, name, value)
+    os.utime(fd, ns=(file.mtime_ns, file.mtime_ns))
+
+
+def _write_all(fd: int, data: Buffer, offset: int | None) -> None:
+    """Write everything, at `offset` or where the descriptor is. A short write is no error of its own: the next one tells."""
+    view = memoryview(data)
+    while view:
+        done = os.write(fd, view) if offset is None else os.pwrite(fd, view, offset)
+        view = view[done:]
+        if offset is not None:
+            offset += done
+
+
+def _write_sparse(fd: int, data: Buffer, offset: int) -> None:
+    """Write what is not zero, in runs of 64 KiB blocks; the rest of the file stays a hole."""
+    view = memoryview(data)
+    start = 0
+    for at in range(0, len(view), HOLE):
+        block = view[at : at + HOLE]
+        if not block[0] and not block[-1] and len(block) == HOLE and bytes(block) == _ZEROS:
+            if start < at:
+                _write_all(fd, view[start:at], offset + start)
+            start = at + HOLE
+    if start < len(view):
+        _write_all(fd, view[start:], offset + start)

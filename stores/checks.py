@@ -1,0 +1,145 @@
+"""What a checkpoint store refuses before it touches anything. Shared by every store; nothing here does I/O."""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from snapcore.errors import Code, SnapshotError
+from snapcore.model import DIGEST_BYTES, MAX_ID_BYTES, Checkpoint, ContentRef, PackWrite, validate_id, validate_thread_id
+from snapcore.protocols import Commit
+
+__all__ = [
+    "REASONS",
+    "check_checkpoint",
+    "check_commit",
+    "check_idempotency_key",
+    "check_label",
+    "check_pack",
+    "check_pack_id",
+    "check_record_ids",
+]
+
+REASONS: Final = frozenset({"automatic", "named", "fork-root", "rewind"})
+_PACK_ID: Final = re.compile(r"[0-9a-f]{32}")
+_MAX_NUMBER: Final = 2**63 - 1
+
+
+def _invalid(what: str) -> SnapshotError:
+    return SnapshotError(f"Not a valid checkpoint entry: {what}.", code=Code.INVALID_ENTRY)
+
+
+def _check_text(value: object, what: str) -> None:
+    if not isinstance(value, str) or not value:
+        raise _invalid(f"{what} must be a non-empty text")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise _invalid(f"{what} holds a lone surrogate") from None
+    if size > MAX_ID_BYTES:
+        raise _invalid(f"{what} has {size} bytes, more than {MAX_ID_BYTES}")
+    if any(ch < " " or ch == "\x7f" for ch in value):
+        raise _invalid(f"{what} holds a control character")
+
+
+def _check_number(value: object, what: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_NUMBER:
+        raise _invalid(f"{what} must be a whole number that is not negative")
+
+
+def _check_digest(value: object, what: str) -> None:
+    if not isinstance(value, bytes) or len(value) != DIGEST_BYTES:
+        raise _invalid(f"{what} must be {DIGEST_BYTES} bytes")
+
+
+def _check_content(content: ContentRef, what: str) -> None:
+    _check_number(content.size, f"the size of {what}")
+    if len(content.chunks) % DIGEST_BYTES or len(content.chunk_list) not in (0, DIGEST_BYTES):
+        raise _invalid(f"{what} must refer to records by {DIGEST_BYTES} bytes each")
+
+
+def check_label(label: str | None) -> None:
+    """Refuse (`INVALID_ENTRY`) a label that is empty, over 512 bytes, not valid UTF-8, or holds a control character."""
+    if label is not None:
+        _check_text(label, "a label")
+
+
+def check_idempotency_key(key: str | None) -> None:
+    """Refuse (`INVALID_ENTRY`) an idempotency key by the same rules as a label."""
+    if key is not None:
+        _check_text(key, "an idempotency key")
+
+
+def check_checkpoint(checkpoint: Checkpoint, thread_id: str) -> None:
+    """Refuse a checkpoint that is not well formed, or not of the thread that the writer holds.
+
+    Raises `SnapshotError` with `INVALID_ID` for its ids, `INVALID_ENTRY` for all else: another thread, a time or step
+    that is negative, an unknown reason, text that is empty or not valid, digests that are not 32 bytes, two roots of
+    one name.
+    """
+    validate_id(checkpoint.id)
+    validate_thread_id(checkpoint.thread_id)
+    for other in (checkpoint.parent_id, checkpoint.source_id, *checkpoint.deleted):
+        if other is not None:
+            validate_id(other)
+    if checkpoint.source_thread_id is not None:
+        validate_thread_id(checkpoint.source_thread_id)
+    if checkpoint.thread_id != thread_id:
+        raise _invalid("its thread is not the one that the writer holds")
+    if checkpoint.parent_id == checkpoint.id:
+        raise _invalid("it is its own parent")
+    if checkpoint.reason not in REASONS:
+        raise _invalid(f"the reason must be one of {', '.join(sorted(REASONS))}")
+    check_label(checkpoint.label)
+    check_idempotency_key(checkpoint.idempotency_key)
+    if checkpoint.run_id is not None:
+        _check_text(checkpoint.run_id, "a run id")
+    _check_number(checkpoint.created_at, "the time")
+    if checkpoint.step is not None:
+        _check_number(checkpoint.step, "the step")
+    _check_digest(checkpoint.record_id, "the record id")
+    _check_roots(checkpoint)
+    _check_content(checkpoint.conversation, "the conversation")
+    for name, content in checkpoint.artifacts.items():
+        _check_text(name, "the name of an artifact")
+        _check_content(content, "an artifact")
+
+
+def _check_roots(checkpoint: Checkpoint) -> None:
+    if checkpoint.roots:
+        _check_digest(checkpoint.content_id, "the content id")
+    names = [root.name for root in checkpoint.roots]
+    if len(set(names)) != len(names):
+        raise _invalid("two roots have one name")
+    for root in checkpoint.roots:
+        _check_text(root.name, "the name of a root")
+        _check_digest(root.manifest, "the manifest of a root")
+        _check_digest(root.content_id, "the content id of a root")
+
+
+def check_pack_id(pack_id: str) -> None:
+    """Refuse a pack id that is not 32 hex digits."""
+    if not _PACK_ID.fullmatch(pack_id):
+        raise SnapshotError("A pack id must be 32 hex digits.", code=Code.INVALID_REQUEST)
+
+
+def check_record_ids(ids: Iterable[bytes]) -> None:
+    """Refuse record ids that are not 32 bytes."""
+    if any(len(record_id) != DIGEST_BYTES for record_id in ids):
+        raise SnapshotError(f"A record id must be {DIGEST_BYTES} bytes.", code=Code.INVALID_REQUEST)
+
+
+def check_pack(pack: PackWrite) -> None:
+    """Refuse a pack whose id, size or records cannot be right: a record must lie inside its pack."""
+    check_pack_id(pack.pack_id)
+    check_record_ids(record.id for record in pack.records)
+    if any(r.offset < 0 or r.stored_size < 0 or r.raw_size < 0 or r.offset + r.stored_size > pack.size for r in pack.records):
+        raise SnapshotError("A record does not lie inside its pack.", code=Code.INVALID_REQUEST)
+
+
+def check_commit(commit: Commit) -> None:
+    """Refuse a commit whose ids cannot be right."""
+    for pack in commit.packs:
+        check_pack(pack)
+    for pack_id in commit.own:
+        check_pack_id(pack_id)
+    check_record_ids(commit.refs)

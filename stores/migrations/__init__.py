@@ -1,0 +1,1 @@
+"""Alembic environment of the SQL store; `snapcore.stores.sql_migrate` runs it."""

@@ -1,0 +1,292 @@
+"""Threads and their checkpoints, as functions on a running transaction."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import ColumnElement, Select, delete, func, select, update
+
+from snapcore.errors import CheckpointConflictError, Code, SnapshotError
+from snapcore.model import Checkpoint, ThreadInfo, WriterLease
+from snapcore.protocols import Commit
+
+from . import sql_leases, sql_packs, sql_stats
+from . import sql_schema as schema
+from .sql_dialects import insert_or_ignore
+from .sql_transactions import Transaction
+
+__all__ = [
+    "append",
+    "by_idempotency_key",
+    "by_label",
+    "deleted_since_head",
+    "find",
+    "fork",
+    "get",
+    "head",
+    "list_thread",
+    "list_threads",
+    "remove",
+    "require",
+    "set_label",
+]
+
+_ROWS = schema.checkpoints
+_THREADS = schema.threads
+_DELETIONS = schema.deletions
+_FOUND_AT_MOST: Final = 20
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Checkpoint)
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def get(tx: Transaction, thread_id: str, checkpoint_id: str) -> Checkpoint | None:
+    """A checkpoint of the thread."""
+    return _one(tx, _of(thread_id).where(_ROWS.c.id == checkpoint_id))
+
+
+def require(tx: Transaction, thread_id: str, checkpoint_id: str) -> Checkpoint:
+    """A checkpoint of the thread; `MISSING_CHECKPOINT` when it has none such."""
+    found = get(tx, thread_id, checkpoint_id)
+    if found is None:
+        raise SnapshotError(
+            f"Thread {thread_id!r} has no checkpoint {checkpoint_id!r}.",
+            code=Code.MISSING_CHECKPOINT,
+            hint="`snapcore list` shows those it has.",
+        )
+    return found
+
+
+def head(tx: Transaction, thread_id: str) -> Checkpoint | None:
+    """The thread's newest checkpoint."""
+    return _one(tx, select(_ROWS.c.record).join(_THREADS, _THREADS.c.head_id == _ROWS.c.id).where(_is(thread_id)))
+
+
+def by_label(tx: Transaction, thread_id: str, label: str) -> Checkpoint | None:
+    """The newest checkpoint with that label."""
+    newest = _of(thread_id).where(_ROWS.c.label == label).order_by(_ROWS.c.created_at.desc(), _ROWS.c.id.desc())
+    return _one(tx, newest.limit(1))
+
+
+def by_idempotency_key(tx: Transaction, thread_id: str, key: str) -> Checkpoint | None:
+    """The checkpoint that was appended under that key."""
+    return _one(tx, _of(thread_id).where(_ROWS.c.idempotency_key == key))
+
+
+def list_thread(tx: Transaction, thread_id: str) -> list[Checkpoint]:
+    """All checkpoints of the thread, oldest first."""
+    return _many(tx, _in_order(_of(thread_id)))
+
+
+def find(tx: Transaction, prefix: str, thread_id: str | None) -> list[Checkpoint]:
+    """Checkpoints whose id starts with `prefix`, oldest first, at most 20."""
+    wanted = select(_ROWS.c.record) if thread_id is None else _of(thread_id)
+    if prefix:
+        wanted = wanted.where(_ROWS.c.id >= prefix)
+        end = _after_all_with(prefix)
+        if end is not None:
+            wanted = wanted.where(_ROWS.c.id < end)
+    return _many(tx, _in_order(wanted).limit(_FOUND_AT_MOST))
+
+
+def list_threads(tx: Transaction) -> list[ThreadInfo]:
+    """All threads that have a checkpoint."""
+    statement = (
+        select(_ROWS.c.thread_id, _THREADS.c.head_id, func.count(), func.max(_ROWS.c.created_at))
+        .join(_THREADS, _THREADS.c.thread_id == _ROWS.c.thread_id)
+        .group_by(_ROWS.c.thread_id, _THREADS.c.head_id)
+        .order_by(_ROWS.c.thread_id)
+    )
+    return [ThreadInfo(*row) for row in tx.connection.execute(statement)]
+
+
+def deleted_since_head(tx: Transaction, thread_id: str) -> tuple[str, ...]:
+    """Checkpoints of the thread that were deleted and that no later checkpoint notes yet."""
+    ids = _DELETIONS.c.checkpoint_id
+    return tuple(tx.connection.scalars(select(ids).where(_DELETIONS.c.thread_id == thread_id).order_by(ids)))
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+def append(
+    tx: Transaction,
+    lease: WriterLease,
+    checkpoint: Checkpoint,
+    commit: Commit,
+    source: tuple[str, str] | None,
+    release: bool,
+) -> Checkpoint:
+    """Append a checkpoint that is well formed; see `CheckpointStore.append`."""
+
+    def check_place() -> None:
+        head_id = _head_id(tx, lease.thread_id)
+        if checkpoint.parent_id != head_id:
+            raise _not_the_head(tx, checkpoint, head_id)
+        if source is not None:
+            require(tx, *source)
+
+    return _add(tx, lease, checkpoint, commit, check_place, release)
+
+
+def fork(tx: Transaction, lease: WriterLease, checkpoint: Checkpoint, commit: Commit, source: tuple[str, str]) -> Checkpoint:
+    """Start an empty thread with a copy of `source`; see `CheckpointStore.fork`."""
+
+    def check_place() -> None:
+        require(tx, *source)
+        if tx.connection.execute(_of(lease.thread_id).limit(1)).first() is not None:
+            raise CheckpointConflictError(
+                f"Thread {lease.thread_id!r} has checkpoints already.",
+                code=Code.DESTINATION_NOT_EMPTY,
+                hint="Fork into a new thread.",
+            )
+
+    return _add(tx, lease, checkpoint, commit, check_place, release=True)
+
+
+def set_label(
+    tx: Transaction, lease: WriterLease, checkpoint_id: str, label: str | None, record_id: bytes, commit: Commit
+) -> Checkpoint:
+    """Change a checkpoint's label and the record that says so."""
+    sql_leases.check(tx, lease)
+    old = require(tx, lease.thread_id, checkpoint_id)
+    new = msgspec.structs.replace(old, label=label, reason="automatic" if label is None else "named", record_id=record_id)
+    sql_packs.settle(tx, lease, commit, [record_id])
+    sql_stats.save(tx, commit.stats)
+    tx.connection.execute(update(_ROWS).where(_ROWS.c.id == checkpoint_id).values(_columns(tx, new)))
+    return _copy(new)
+
+
+def remove(tx: Transaction, lease: WriterLease, checkpoint_id: str) -> Checkpoint:
+    """Remove a checkpoint; the newest that remains becomes the head if it was the head."""
+    sql_leases.check(tx, lease)
+    thread_id = lease.thread_id
+    removed = require(tx, thread_id, checkpoint_id)
+    tx.connection.execute(delete(_ROWS).where(_ROWS.c.id == checkpoint_id))
+    tx.connection.execute(insert_or_ignore(_DELETIONS), [{"thread_id": thread_id, "checkpoint_id": checkpoint_id}])
+    if _head_id(tx, thread_id) == checkpoint_id:
+        newest = (
+            select(_ROWS.c.id)
+            .where(_ROWS.c.thread_id == thread_id)
+            .order_by(_ROWS.c.created_at.desc(), _ROWS.c.id.desc())
+            .limit(1)
+        )
+        _set_head(tx, thread_id, tx.connection.scalar(newest))
+    return removed
+
+
+def _add(
+    tx: Transaction,
+    lease: WriterLease,
+    checkpoint: Checkpoint,
+    commit: Commit,
+    check_place: Callable[[], None],
+    release: bool,
+) -> Checkpoint:
+    same_id = _one(tx, select(_ROWS.c.record).where(_ROWS.c.id == checkpoint.id))
+    if same_id is not None and _is_repeat(same_id, checkpoint):
+        return same_id  # before the lease is looked at: the first answer, lost on the way, may have released it
+    sql_leases.check(tx, lease)
+    if checkpoint.idempotency_key is not None:
+        holder = by_idempotency_key(tx, lease.thread_id, checkpoint.idempotency_key)
+        if holder is not None:
+            if release:
+                sql_leases.release(tx, lease)
+            return holder
+    if same_id is not None:
+        raise CheckpointConflictError(
+            f"The checkpoint id {checkpoint.id!r} is taken.", code=Code.DUPLICATE_ID, hint="Use a new random id."
+        )
+    check_place()
+    manifests = [root.manifest for root in checkpoint.roots]
+    sql_packs.settle(tx, lease, commit, [checkpoint.record_id, *manifests])
+    tx.connection.execute(_ROWS.insert().values(_columns(tx, checkpoint)))
+    _set_head(tx, lease.thread_id, checkpoint.id)
+    for noted in checkpoint.deleted:
+        tx.connection.execute(
+            delete(_DELETIONS).where(_DELETIONS.c.thread_id == lease.thread_id, _DELETIONS.c.checkpoint_id == noted)
+        )
+    sql_stats.save(tx, commit.stats)
+    if release:
+        sql_leases.release(tx, lease)
+    return _copy(checkpoint)
+
+
+def _is_repeat(stored: Checkpoint, checkpoint: Checkpoint) -> bool:
+    return stored.thread_id == checkpoint.thread_id and stored.record_id == checkpoint.record_id
+
+
+def _not_the_head(tx: Transaction, checkpoint: Checkpoint, head_id: str | None) -> CheckpointConflictError:
+    thread_id, parent_id = checkpoint.thread_id, checkpoint.parent_id
+    if parent_id is None or get(tx, thread_id, parent_id) is not None:
+        return CheckpointConflictError(
+            f"Thread {thread_id!r} has moved on: its head is {head_id!r}, not {parent_id!r}.",
+            code=Code.STALE_HEAD,
+            hint="Read the head again.",
+        )
+    return CheckpointConflictError(
+        f"The parent {parent_id!r} is no checkpoint of thread {thread_id!r}.",
+        code=Code.PARENT_MISMATCH,
+        hint="Read the head again.",
+    )
+
+
+def _head_id(tx: Transaction, thread_id: str) -> str | None:
+    return tx.connection.scalar(select(_THREADS.c.head_id).where(_is(thread_id)))
+
+
+def _set_head(tx: Transaction, thread_id: str, head_id: str | None) -> None:
+    tx.connection.execute(insert_or_ignore(_THREADS), [{"thread_id": thread_id}])
+    tx.connection.execute(update(_THREADS).where(_is(thread_id)).values(head_id=head_id))
+
+
+def _columns(tx: Transaction, checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "id": checkpoint.id,
+        "thread_id": checkpoint.thread_id,
+        "created_at": checkpoint.created_at,
+        "label": checkpoint.label,
+        "idempotency_key": checkpoint.idempotency_key,
+        "commit_seq": tx.seq,
+        "record_id": checkpoint.record_id,
+        "record": _encoder.encode(checkpoint),
+    }
+
+
+def _copy(checkpoint: Checkpoint) -> Checkpoint:
+    return _decoder.decode(_encoder.encode(checkpoint))
+
+
+def _is(thread_id: str) -> ColumnElement[bool]:
+    return _THREADS.c.thread_id == thread_id
+
+
+def _of(thread_id: str) -> Select[bytes]:
+    return select(_ROWS.c.record).where(_ROWS.c.thread_id == thread_id)
+
+
+def _in_order(wanted: Select[bytes]) -> Select[bytes]:
+    return wanted.order_by(_ROWS.c.created_at, _ROWS.c.id)
+
+
+def _one(tx: Transaction, wanted: Select[bytes]) -> Checkpoint | None:
+    record = tx.connection.scalar(wanted)
+    return None if record is None else _decoder.decode(record)
+
+
+def _many(tx: Transaction, wanted: Select[bytes]) -> list[Checkpoint]:
+    return [_decoder.decode(record) for record in tx.connection.scalars(wanted)]
+
+
+def _after_all_with(prefix: str) -> str | None:
+    """The least text that sorts after every text with that prefix, as UTF-8 bytes; None when there is none."""
+    for end in range(len(prefix), 0, -1):
+        following = ord(prefix[end - 1]) + 1
+        if following == 0xD800:
+            following = 0xE000  # surrogates are no text
+        if following <= 0x10FFFF:
+            return prefix[: end - 1] + chr(following)
+    return None

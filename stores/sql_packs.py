@@ -1,0 +1,213 @@
+"""Packs and the rows of their records, as functions on a running transaction.
+
+A long capture enters the records of each pack as soon as it is put (`enter`), while the pack stays `writing`; the commit
+(`settle`) then stamps the pack live. Two writers may store the same record meanwhile. The rule that keeps both right:
+
+    For every record of a pack in state `writing`, either the record's row leads to that pack, or a *spare* keeps where
+    in the pack it is.
+
+A commit settles the spares of its own packs. Where the row leads to a pack that is live, condemned or of this commit,
+that pack is stamped live too. Otherwise (the row is gone, or leads to a pack that another writer has not committed) the
+row is made to lead to the commit's own copy, and the other writer's pack gets a spare in turn, which its own commit
+will find. So no writer trusts a pack that may still be given up, and none has to store a record twice.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Row, delete, func, select, update
+
+from snapcore.errors import CheckpointConflictError, CheckpointWriterLostError, Code, RecordsMissingError
+from snapcore.model import Location, PackRecord, PackState, PackWrite, WriterLease
+from snapcore.protocols import Commit, PackInfo
+
+from . import sql_schema as schema
+from .sql_dialects import batches, insert_or_ignore
+from .sql_transactions import Transaction
+
+__all__ = ["begin_pack", "enter", "has_records", "known", "list_packs", "locate", "settle"]
+
+_CHUNKS = schema.chunks
+_PACKS = schema.packs
+_SPARES = schema.spares
+_KEPT: Final = (PackState.LIVE, PackState.CONDEMNED)  # gc will not drop the rows of such a pack in this transaction
+_PLACE: Final = (_CHUNKS.c.offset, _CHUNKS.c.stored_size, _CHUNKS.c.raw_size, _CHUNKS.c.codec)
+
+_AnyRow = Row[*tuple[Any, ...]]
+
+
+def begin_pack(tx: Transaction, lease: WriterLease, pack_id: str) -> None:
+    """Enter a pack in state `writing`, owned by the lease, before its blob is put. Repeating it changes nothing."""
+    tx.connection.execute(
+        insert_or_ignore(_PACKS),
+        [
+            {
+                "pack_id": pack_id,
+                "state": PackState.WRITING,
+                "lease_token": lease.token,
+                "fence": lease.fence,
+                "size": 0,
+            }
+        ],
+    )
+    owner = tx.connection.scalar(select(_PACKS.c.lease_token).where(_PACKS.c.pack_id == pack_id))
+    if owner != lease.token:
+        raise CheckpointConflictError(f"The pack id {pack_id} is taken.", code=Code.DUPLICATE_ID, hint="Use a random id.")
+
+
+def enter(tx: Transaction, lease: WriterLease, pack: PackWrite) -> frozenset[bytes]:
+    """Enter the records of a pack of this lease that was put. Returns the ids whose rows lead to a pack that is live,
+    condemned, or of this lease as well."""
+    number = _own_numbers(tx, lease, [pack.pack_id])[0]
+    tx.connection.execute(update(_PACKS).where(_PACKS.c.number == number).values(size=pack.size))
+    records = {record.id: record for record in pack.records}
+    if not records:
+        return frozenset()
+    rows = [_row(number, records[record_id]) for record_id in sorted(records)]
+    tx.connection.execute(insert_or_ignore(_CHUNKS), rows)
+    if _count_rows(tx, number) == len(rows):
+        return frozenset()
+    elsewhere = [row for row in _rows_of(tx, records) if row.pack_number != number]
+    tx.connection.execute(insert_or_ignore(_SPARES), [_row(number, records[row.id]) for row in elsewhere])
+    return frozenset(row.id for row in elsewhere if row.state in _KEPT or row.lease_token == lease.token)
+
+
+def settle(tx: Transaction, lease: WriterLease, commit: Commit, needed: Collection[bytes]) -> None:
+    """Stamp live every pack that a commit rests on: its own, and those that hold the records it refers to.
+
+    `needed` are records to be found beside `commit.refs`. Raises `CheckpointWriterLostError` when a pack of the commit
+    is not (any more) `writing` and of this lease, `RecordsMissingError` when a record has no row that leads to a pack
+    to be stamped.
+    """
+    for pack in commit.packs:
+        enter(tx, lease, pack)
+    own = set(_own_numbers(tx, lease, [*commit.own, *(pack.pack_id for pack in commit.packs)]))
+    stamped = own | _settle_spares(tx, own)
+    wanted = {*commit.refs, *needed}
+    for row in _rows_of(tx, wanted):
+        if row.state in _KEPT or row.pack_number in own:
+            stamped.add(row.pack_number)
+            wanted.discard(row.id)
+    if wanted:
+        raise RecordsMissingError(
+            f"{len(wanted)} stored records that this checkpoint refers to are gone; nothing was committed.", ids=wanted
+        )
+    for numbers in batches(list(stamped)):
+        tx.connection.execute(
+            update(_PACKS).where(_PACKS.c.number.in_(numbers)).values(state=PackState.LIVE, commit_seq=tx.seq, condemned_at=None)
+        )
+
+
+def known(tx: Transaction, ids: Collection[bytes]) -> frozenset[bytes]:
+    """Which records lie in a pack that is live or condemned."""
+    kept = _PACKS.c.state.in_(_KEPT)
+    return frozenset(
+        record_id
+        for some in batches(list(ids))
+        for record_id in tx.connection.scalars(
+            select(_CHUNKS.c.id).join(_PACKS, _PACKS.c.number == _CHUNKS.c.pack_number).where(_CHUNKS.c.id.in_(some), kept)
+        )
+    )
+
+
+def locate(tx: Transaction, ids: Collection[bytes]) -> dict[bytes, Location]:
+    """Where records are."""
+    statement = select(_CHUNKS.c.id, _PACKS.c.pack_id, *_PLACE).join(_PACKS, _PACKS.c.number == _CHUNKS.c.pack_number)
+    return {
+        row[0]: Location(*row[1:])
+        for some in batches(list(ids))
+        for row in tx.connection.execute(statement.where(_CHUNKS.c.id.in_(some)))
+    }
+
+
+def has_records(tx: Transaction) -> bool:
+    """Whether the store holds any record at all."""
+    return tx.connection.execute(select(_CHUNKS.c.id).limit(1)).first() is not None
+
+
+def list_packs(tx: Transaction) -> list[PackInfo]:
+    """Every pack's row, ordered by id."""
+    statement = select(_PACKS.c.pack_id, _PACKS.c.state, _PACKS.c.size, _PACKS.c.commit_seq).order_by(_PACKS.c.pack_id)
+    return [PackInfo(*row) for row in tx.connection.execute(statement)]
+
+
+def _own_numbers(tx: Transaction, lease: WriterLease, pack_ids: Sequence[str]) -> list[int]:
+    unique = set(pack_ids)
+    found = [
+        number
+        for some in batches(list(unique))
+        for number in tx.connection.scalars(
+            select(_PACKS.c.number).where(
+                _PACKS.c.pack_id.in_(some),
+                _PACKS.c.state == PackState.WRITING,
+                _PACKS.c.lease_token == lease.token,
+                _PACKS.c.fence == lease.fence,
+            )
+        )
+    ]
+    if len(found) != len(unique):
+        raise CheckpointWriterLostError(
+            f"A pack that this writer of thread {lease.thread_id!r} stored is not its own any more; nothing was changed.",
+            hint="Start again with a new lease.",
+        )
+    return found
+
+
+def _count_rows(tx: Transaction, number: int) -> int:
+    count = tx.connection.scalar(select(func.count()).select_from(_CHUNKS).where(_CHUNKS.c.pack_number == number))
+    return count or 0
+
+
+def _rows_of(tx: Transaction, ids: Iterable[bytes]) -> Iterator[_AnyRow]:
+    """Id, pack and the pack's state and owner of those records that have a row."""
+    statement = select(_CHUNKS.c.id, _CHUNKS.c.pack_number, _PACKS.c.state, _PACKS.c.lease_token).join(
+        _PACKS, _PACKS.c.number == _CHUNKS.c.pack_number
+    )
+    for some in batches(list(ids)):
+        yield from tx.connection.execute(statement.where(_CHUNKS.c.id.in_(some))).all()
+
+
+def _settle_spares(tx: Transaction, own: set[int]) -> set[int]:
+    """Settle the spares of a commit's packs; returns the other packs to be stamped."""
+    spares = {
+        row.id: row
+        for some in batches(list(own))
+        for row in tx.connection.execute(select(_SPARES).where(_SPARES.c.pack_number.in_(some)))
+    }
+    if not spares:
+        return set()
+    stamped: set[int] = set()
+    adopted = dict(spares)
+    for row in _rows_of(tx, spares):
+        if row.state in _KEPT or row.pack_number in own:
+            stamped.add(row.pack_number)
+            del adopted[row.id]
+    _adopt(tx, adopted)
+    for some in batches(list(own)):
+        tx.connection.execute(delete(_SPARES).where(_SPARES.c.pack_number.in_(some)))
+    return stamped
+
+
+def _adopt(tx: Transaction, spares: dict[bytes, _AnyRow]) -> None:
+    """Make the rows of these records lead to the copies that the spares name."""
+    for some in batches(list(spares)):
+        foreign = tx.connection.execute(
+            select(_CHUNKS)
+            .join(_PACKS, _PACKS.c.number == _CHUNKS.c.pack_number)
+            .where(_CHUNKS.c.id.in_(some), _PACKS.c.state == PackState.WRITING)
+        ).all()
+        if foreign:
+            tx.connection.execute(insert_or_ignore(_SPARES), [dict(row._mapping) for row in foreign])
+        tx.connection.execute(delete(_CHUNKS).where(_CHUNKS.c.id.in_(some)))
+        tx.connection.execute(_CHUNKS.insert(), [dict(spares[record_id]._mapping) for record_id in some])
+
+
+def _row(number: int, record: PackRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "pack_number": number,
+        "offset": record.offset,
+        "stored_size": record.stored_size,
+        "raw_size": record.raw_size,
+        "codec": record.codec,
+    }

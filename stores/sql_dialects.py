@@ -7,18 +7,32 @@ share. The other `sql_*` modules use SQLAlchemy Core alone.
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, Insert, Table, create_engine, event, make_url
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    Insert,
+    LargeBinary,
+    Subquery,
+    Table,
+    bindparam,
+    column,
+    create_engine,
+    event,
+    make_url,
+    text,
+)
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
 from snapcore.errors import Code, RepositoryError
 
-__all__ = ["Database", "batches", "insert_or_ignore"]
+__all__ = ["Database", "batches", "insert_or_ignore", "insert_rows", "wanted_ids"]
 
 _BATCH: Final = 500  # ids in one IN list: SQLAlchemy renders a statement for each length that occurs
 _WRITES: Final = "snapcore_writes"
@@ -38,16 +52,48 @@ _CODES: Final = {
 }
 
 
-def batches(ids: Sequence[bytes] | Sequence[str] | Sequence[int]) -> Iterator[list[Any]]:
+def batches(ids: Collection[bytes] | Collection[str] | Collection[int]) -> Iterator[list[Any]]:
     """The ids sorted, in lists short enough for one IN."""
-    ordered = sorted(ids)
+    ordered: list[Any] = sorted(ids)
     for start in range(0, len(ordered), _BATCH):
         yield ordered[start : start + _BATCH]
+
+
+def wanted_ids(ids: Collection[bytes]) -> Subquery:
+    """A selectable with one column `id` that holds these 32-byte record ids, to be joined with what is looked up.
+
+    They go to the database as one value: a third faster than IN lists for 25,000 ids, and of no limited number.
+    """
+    joined = b"".join(sorted(ids))  # in the order of the key, which keeps the pages that are read together
+    return (
+        text(
+            "WITH RECURSIVE place(i) AS ("
+            "SELECT 1 WHERE :size > 0 UNION ALL SELECT i + 32 FROM place WHERE i + 32 <= :size"
+            ") SELECT substr(:ids, i, 32) AS id FROM place"
+        )
+        .bindparams(bindparam("ids", joined, LargeBinary, unique=True), bindparam("size", len(joined), unique=True))
+        .columns(column("id", LargeBinary))
+        .subquery("wanted")
+    )
 
 
 def insert_or_ignore(table: Table) -> Insert:
     """INSERT that passes over rows whose key is taken; read them back in a statement of its own."""
     return sqlite_insert(table).on_conflict_do_nothing()
+
+
+def insert_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
+    """As `insert_or_ignore`, for many rows with a value for each column of the table in order.
+
+    The driver takes the tuples as they are: SQLAlchemy's handling of parameters costs more than the insertion.
+    """
+    if not rows:
+        return
+    quote_name = connection.dialect.identifier_preparer.quote
+    names = ", ".join(quote_name(column.name) for column in table.columns)
+    marks = ", ".join("?" for _ in table.columns)
+    statement = f"INSERT INTO {quote_name(table.name)} ({names}) VALUES ({marks}) ON CONFLICT DO NOTHING"  # noqa: S608
+    connection.exec_driver_sql(statement, list(rows))
 
 
 class Database:
@@ -176,6 +222,3 @@ def _begin(connection: Connection) -> None:
 def _public(url: URL) -> str:
     """The URL without user, password and options, any of which may be a credential."""
     return URL.create(url.drivername, host=url.host, port=url.port, database=url.database).render_as_string()
-
-
-Clock = Callable[[], int]

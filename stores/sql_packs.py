@@ -12,17 +12,17 @@ row is made to lead to the commit's own copy, and the other writer's pack gets a
 will find. So no writer trusts a pack that may still be given up, and none has to store a record twice.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Row, delete, func, select, update
+from sqlalchemy import Join, Row, delete, func, select, update
 
 from snapcore.errors import CheckpointConflictError, CheckpointWriterLostError, Code, RecordsMissingError
 from snapcore.model import Location, PackRecord, PackState, PackWrite, WriterLease
 from snapcore.protocols import Commit, PackInfo
 
 from . import sql_schema as schema
-from .sql_dialects import batches, insert_or_ignore
+from .sql_dialects import batches, insert_or_ignore, insert_rows, wanted_ids
 from .sql_transactions import Transaction
 
 __all__ = ["begin_pack", "enter", "has_records", "known", "list_packs", "locate", "settle"]
@@ -63,12 +63,12 @@ def enter(tx: Transaction, lease: WriterLease, pack: PackWrite) -> frozenset[byt
     records = {record.id: record for record in pack.records}
     if not records:
         return frozenset()
-    rows = [_row(number, records[record_id]) for record_id in sorted(records)]
-    tx.connection.execute(insert_or_ignore(_CHUNKS), rows)
+    rows = [(r.id, number, *_place(r)) for r in sorted(records.values(), key=_id)]
+    insert_rows(tx.connection, _CHUNKS, rows)
     if _count_rows(tx, number) == len(rows):
         return frozenset()
     elsewhere = [row for row in _rows_of(tx, records) if row.pack_number != number]
-    tx.connection.execute(insert_or_ignore(_SPARES), [_row(number, records[row.id]) for row in elsewhere])
+    insert_rows(tx.connection, _SPARES, [(number, row.id, *_place(records[row.id])) for row in elsewhere])
     return frozenset(row.id for row in elsewhere if row.state in _KEPT or row.lease_token == lease.token)
 
 
@@ -92,7 +92,7 @@ def settle(tx: Transaction, lease: WriterLease, commit: Commit, needed: Collecti
         raise RecordsMissingError(
             f"{len(wanted)} stored records that this checkpoint refers to are gone; nothing was committed.", ids=wanted
         )
-    for numbers in batches(list(stamped)):
+    for numbers in batches(stamped):
         tx.connection.execute(
             update(_PACKS).where(_PACKS.c.number.in_(numbers)).values(state=PackState.LIVE, commit_seq=tx.seq, condemned_at=None)
         )
@@ -100,24 +100,14 @@ def settle(tx: Transaction, lease: WriterLease, commit: Commit, needed: Collecti
 
 def known(tx: Transaction, ids: Collection[bytes]) -> frozenset[bytes]:
     """Which records lie in a pack that is live or condemned."""
-    kept = _PACKS.c.state.in_(_KEPT)
-    return frozenset(
-        record_id
-        for some in batches(list(ids))
-        for record_id in tx.connection.scalars(
-            select(_CHUNKS.c.id).join(_PACKS, _PACKS.c.number == _CHUNKS.c.pack_number).where(_CHUNKS.c.id.in_(some), kept)
-        )
-    )
+    statement = select(_CHUNKS.c.id).select_from(_join(ids)).where(_PACKS.c.state.in_(_KEPT))
+    return frozenset(tx.connection.scalars(statement))
 
 
 def locate(tx: Transaction, ids: Collection[bytes]) -> dict[bytes, Location]:
     """Where records are."""
-    statement = select(_CHUNKS.c.id, _PACKS.c.pack_id, *_PLACE).join(_PACKS, _PACKS.c.number == _CHUNKS.c.pack_number)
-    return {
-        row[0]: Location(*row[1:])
-        for some in batches(list(ids))
-        for row in tx.connection.execute(statement.where(_CHUNKS.c.id.in_(some)))
-    }
+    statement = select(_CHUNKS.c.id, _PACKS.c.pack_id, *_PLACE).select_from(_join(ids))
+    return {row[0]: Location(*row[1:]) for row in tx.connection.execute(statement)}
 
 
 def has_records(tx: Transaction) -> bool:
@@ -135,7 +125,7 @@ def _own_numbers(tx: Transaction, lease: WriterLease, pack_ids: Sequence[str]) -
     unique = set(pack_ids)
     found = [
         number
-        for some in batches(list(unique))
+        for some in batches(unique)
         for number in tx.connection.scalars(
             select(_PACKS.c.number).where(
                 _PACKS.c.pack_id.in_(some),
@@ -158,20 +148,25 @@ def _count_rows(tx: Transaction, number: int) -> int:
     return count or 0
 
 
-def _rows_of(tx: Transaction, ids: Iterable[bytes]) -> Iterator[_AnyRow]:
+def _join(ids: Collection[bytes]) -> Join:
+    """The rows of these records, with those of their packs."""
+    wanted = wanted_ids(ids)
+    return wanted.join(_CHUNKS, _CHUNKS.c.id == wanted.c.id).join(_PACKS, _PACKS.c.number == _CHUNKS.c.pack_number)
+
+
+def _rows_of(tx: Transaction, ids: Collection[bytes]) -> Sequence[_AnyRow]:
     """Id, pack and the pack's state and owner of those records that have a row."""
-    statement = select(_CHUNKS.c.id, _CHUNKS.c.pack_number, _PACKS.c.state, _PACKS.c.lease_token).join(
-        _PACKS, _PACKS.c.number == _CHUNKS.c.pack_number
-    )
-    for some in batches(list(ids)):
-        yield from tx.connection.execute(statement.where(_CHUNKS.c.id.in_(some))).all()
+    if not ids:
+        return ()
+    statement = select(_CHUNKS.c.id, _CHUNKS.c.pack_number, _PACKS.c.state, _PACKS.c.lease_token)
+    return tx.connection.execute(statement.select_from(_join(ids))).all()
 
 
 def _settle_spares(tx: Transaction, own: set[int]) -> set[int]:
     """Settle the spares of a commit's packs; returns the other packs to be stamped."""
     spares = {
         row.id: row
-        for some in batches(list(own))
+        for some in batches(own)
         for row in tx.connection.execute(select(_SPARES).where(_SPARES.c.pack_number.in_(some)))
     }
     if not spares:
@@ -183,31 +178,26 @@ def _settle_spares(tx: Transaction, own: set[int]) -> set[int]:
             stamped.add(row.pack_number)
             del adopted[row.id]
     _adopt(tx, adopted)
-    for some in batches(list(own)):
+    for some in batches(own):
         tx.connection.execute(delete(_SPARES).where(_SPARES.c.pack_number.in_(some)))
     return stamped
 
 
 def _adopt(tx: Transaction, spares: dict[bytes, _AnyRow]) -> None:
     """Make the rows of these records lead to the copies that the spares name."""
-    for some in batches(list(spares)):
-        foreign = tx.connection.execute(
-            select(_CHUNKS)
-            .join(_PACKS, _PACKS.c.number == _CHUNKS.c.pack_number)
-            .where(_CHUNKS.c.id.in_(some), _PACKS.c.state == PackState.WRITING)
-        ).all()
-        if foreign:
-            tx.connection.execute(insert_or_ignore(_SPARES), [dict(row._mapping) for row in foreign])
-        tx.connection.execute(delete(_CHUNKS).where(_CHUNKS.c.id.in_(some)))
-        tx.connection.execute(_CHUNKS.insert(), [dict(spares[record_id]._mapping) for record_id in some])
+    if not spares:
+        return
+    foreign = tx.connection.execute(
+        select(_CHUNKS.c.pack_number, _CHUNKS.c.id, *_PLACE).select_from(_join(spares)).where(_PACKS.c.state == PackState.WRITING)
+    ).all()
+    insert_rows(tx.connection, _SPARES, [tuple(row) for row in foreign])
+    tx.connection.execute(delete(_CHUNKS).where(_CHUNKS.c.id.in_(select(wanted_ids(spares).c.id))))
+    insert_rows(tx.connection, _CHUNKS, [(i, spares[i].pack_number, *_place(spares[i])) for i in sorted(spares)])
 
 
-def _row(number: int, record: PackRecord) -> dict[str, Any]:
-    return {
-        "id": record.id,
-        "pack_number": number,
-        "offset": record.offset,
-        "stored_size": record.stored_size,
-        "raw_size": record.raw_size,
-        "codec": record.codec,
-    }
+def _place(record: PackRecord | _AnyRow) -> tuple[int, int, int, int]:
+    return (record.offset, record.stored_size, record.raw_size, record.codec)
+
+
+def _id(record: PackRecord) -> bytes:
+    return record.id

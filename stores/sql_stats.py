@@ -39,7 +39,7 @@ def pages(tx: Transaction, sandbox_id: str, root: str, page_ids: Collection[byte
     statement = select(_ROWS.c.page_id, _ROWS.c.digest, _ROWS.c.data).where(_ROWS.c.sandbox_number == number)
     return {
         row[0]: StatPage(*row)
-        for some in batches(list(page_ids))
+        for some in batches(page_ids)
         for row in tx.connection.execute(statement.where(_ROWS.c.page_id.in_(some)))
     }
 

@@ -137,7 +137,7 @@ async def capture(
         print_json(_fields(report, time.monotonic() - started))
     elif invocation.tells:
         _tell(invocation, report, time.monotonic() - started)
-    return Exit.WARNINGS if report.warnings else Exit.DONE
+    return Exit.WARNINGS if report.warnings or report.skipped else Exit.DONE
 
 
 def _what(directory: str | None, roots: list[str] | None) -> tuple[str, Mapping[str, "str | tuple[str, FilePolicy]"] | None]:

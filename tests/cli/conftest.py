@@ -1,0 +1,101 @@
+"""Running the command: in this process where many calls are made, as a process of its own where that matters."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from snapcore.cli.app import app
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did: its exit code, and what it wrote."""
+
+    code: int
+    stdout: bytes
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        return self.stdout.decode()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.stdout)
+
+    @property
+    def error(self) -> Any:
+        return json.loads(self.stderr)
+
+
+class Run(Protocol):
+    """Runs a command in this process, with `SNAPCORE_REPO` set to the test's repository."""
+
+    def __call__(self, *args: str, code: int = 0) -> Outcome: ...
+
+
+@pytest.fixture
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The path of a repository that is not there yet, as the environment names it."""
+    path = tmp_path / "repo"
+    monkeypatch.setenv("SNAPCORE_REPO", str(path))
+    monkeypatch.delenv("SNAPCORE_DATABASE", raising=False)
+    return path
+
+
+@pytest.fixture
+def run(repo: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    def call(*args: str, code: int = 0) -> Outcome:
+        stdout, stderr = io.BytesIO(), io.BytesIO()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", io.TextIOWrapper(stdout, "utf-8", errors="backslashreplace", write_through=True))
+            patch.setattr(sys, "stderr", io.TextIOWrapper(stderr, "utf-8", errors="backslashreplace", write_through=True))
+            with pytest.raises(SystemExit) as exit_:
+                app(args)
+            sys.stdout.flush()
+            outcome = Outcome(int(exit_.value.code or 0), stdout.getvalue(), stderr.getvalue().decode())
+        assert outcome.code == code, outcome
+        return outcome
+
+    return call
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small workspace: two files, a folder, a link."""
+    root = tmp_path / "tree"
+    (root / "src").mkdir(parents=True)
+    (root / "src" / "main.py").write_bytes(b"print('hello')\n")
+    (root / "notes.txt").write_bytes(b"first\n")
+    (root / "link").symlink_to("src/main.py")
+    return root
+
+
+@pytest.fixture
+def made(run: Run, tree: Path) -> Run:
+    """A repository with two checkpoints, `one` and `two`, of the thread `t`: the second changes, adds and removes a file."""
+    run("init")
+    run("capture", str(tree), "--thread", "t", "--id", "one", "--label", "first")
+    (tree / "notes.txt").write_bytes(b"second, longer\n")
+    (tree / "added.txt").write_bytes(b"added\n")
+    (tree / "src" / "main.py").unlink()
+    run("capture", str(tree), "--thread", "t", "--id", "two")
+    return run
+
+
+def spawn(*args: str, **kwargs: Any) -> "subprocess.Popen[bytes]":
+    """The command as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "snapcore.cli", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **kwargs.pop("env", {})},
+        **kwargs,
+    )

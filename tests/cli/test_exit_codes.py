@@ -1,0 +1,150 @@
+"""Exit codes and errors: each foreseen failure has its code, says what to do, and shows no traceback."""
+
+import asyncio
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import snapcore
+
+from .conftest import Run
+
+
+def test_usage(run: Run, tree: Path) -> None:
+    run("init")
+    for wrong in (
+        ("list",),
+        ("no-such-command",),
+        ("capture", str(tree), "--thread", "t", "--no-such-option"),
+        ("capture", str(tree), "--thread", "t", "--step", "many"),
+        ("capture", "--thread", "t"),
+        ("capture", str(tree), "--thread", "t", "--root", "nameless"),
+        ("capture", str(tree), "--thread", "t", "--on-unsupported", "perhaps"),
+        ("capture", str(tree), "--thread", "t", "--max-files", "0"),
+        ("capture", str(tree), "--thread", "a\nb"),
+        ("capture", str(tree), "--thread", "t", "--secret-env", "NO_SUCH_VARIABLE"),
+        ("capture", str(tree), "--thread", "t", "--secret-file", "NAME=/no/such/file"),
+        ("restore", str(tree), "--thread", "t", "--verify", "never"),
+        ("show", "latest"),
+        ("show", "label:x"),
+    ):
+        outcome = run(*wrong, code=2)
+        assert outcome.stdout == b""
+        assert "Traceback" not in outcome.stderr
+    assert run("list", "--thread", "t", "--json").json == []
+
+
+def test_no_arguments_show_the_help(run: Run) -> None:
+    outcome = run(code=2)
+    assert "capture" in outcome.text + outcome.stderr
+    assert "capture" in run("--help").text
+    assert "--skip-unchanged" in run("capture", "-h").text
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").text.startswith("snapcore ")
+
+
+def test_no_repository(run: Run, repo: Path, tree: Path) -> None:
+    for command in (("list", "-t", "t"), ("capture", str(tree), "-t", "t"), ("restore", str(tree), "-t", "t"), ("verify",)):
+        outcome = run(*command, code=10)
+        assert "[NO_REPOSITORY]" in outcome.stderr
+        assert "init" in outcome.stderr
+    assert not repo.exists()
+
+
+def test_another_writer_holds_the_lease(run: Run, repo: Path, tree: Path) -> None:
+    run("init")
+
+    async def hold() -> None:
+        async with snapcore.open_repository(str(repo)) as opened:
+            grant = await opened.checkpoints.acquire_writer("t", ttl=600)
+            assert grant.lease.thread_id == "t"
+
+    asyncio.run(hold())
+    outcome = run("capture", str(tree), "--thread", "t", "--json", code=11)
+    assert (outcome.error["message_type"], outcome.error["code"]) == ("error", "WRITER_HELD")
+    assert outcome.error["retryable"] is True
+    run("capture", str(tree), "--thread", "t", "--wait", "0.2", code=11)
+    assert run("capture", str(tree), "--thread", "t", "--skip-locked", "--json").json["locked"] is True
+    run("capture", str(tree), "--thread", "another")
+
+
+def test_warnings(run: Run, tree: Path) -> None:
+    run("init")
+    os.mkfifo(tree / "pipe")
+    refused = run("capture", str(tree), "--thread", "t", "--json", code=1)
+    assert refused.error["code"] == "UNSUPPORTED_ENTRY"
+    assert refused.error["paths"] == [{"path": "pipe"}]
+    assert refused.error["hint"]
+    kept = run("capture", str(tree), "--thread", "t", "--on-unsupported", "skip", "--json", code=3).json
+    assert [each["path"] for each in kept["skipped"]] == ["pipe"]
+    assert kept["warnings"]
+    run("capture", str(tree), "--thread", "t", "--exclude", "pipe")
+
+
+def test_limits(run: Run, tree: Path) -> None:
+    run("init")
+    for limit in (("--max-files", "1"), ("--max-file-bytes", "10"), ("--max-total-bytes", "10")):
+        assert "[LIMIT_EXCEEDED]" in run("capture", str(tree), "--thread", "t", *limit, code=1).stderr
+    assert run("list", "--thread", "t", "--json").json == []
+
+
+def test_roots_that_are_too_much(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("init")
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "file").write_bytes(b"x")
+    monkeypatch.setenv("HOME", str(home))
+    assert "[INVALID_WORKSPACE]" in run("capture", str(home), "--thread", "t", code=1).stderr
+    assert "[INVALID_WORKSPACE]" in run("capture", "/", "--thread", "t", code=1).stderr
+    run("capture", str(home), "--thread", "t", "--allow-any-root")
+
+
+def test_a_restore_that_has_nothing_to_restore_fails(run: Run, tree: Path) -> None:
+    run("init")
+    before = sorted(os.listdir(tree))
+    for which in ((), ("--checkpoint", "latest"), ("--checkpoint", "label:none"), ("--checkpoint", "feed")):
+        assert "[MISSING_CHECKPOINT]" in run("restore", str(tree), "--thread", "t", *which, code=1).stderr
+    assert sorted(os.listdir(tree)) == before
+
+
+def test_ids_may_be_shortened_while_they_are_unique(run: Run, tree: Path) -> None:
+    run("init")
+    for each in ("abc1", "abc2"):
+        run("capture", str(tree), "--thread", "t", "--id", each)
+    assert run("show", "abc1", "--json").json["id"] == "abc1"
+    ambiguous = run("show", "abc", code=1).stderr
+    assert "[AMBIGUOUS_ID]" in ambiguous
+    assert "abc1" in ambiguous
+    assert "abc2" in ambiguous
+
+
+def test_an_unknown_sandbox_scheme(run: Run) -> None:
+    run("init")
+    assert "[UNKNOWN_SCHEME]" in run("capture", "nowhere://x", "--thread", "t", code=1).stderr
+
+
+def test_damage_is_found(made: Run, repo: Path) -> None:
+    packs = sorted(path for path in (repo / "packs").rglob("*") if path.is_file())
+    packs[0].unlink()
+    outcome = made("verify", "--json", code=1)
+    assert outcome.json["ok"] is False
+    assert outcome.json["problems"][0]["checkpoints"]
+    assert "needed by checkpoint" in made("verify", "--quiet", code=1).text
+
+
+def test_a_foreign_file_in_the_place_of_the_database(run: Run, repo: Path) -> None:
+    run("init")
+    for path in repo.glob("*.db*"):
+        path.write_bytes(b"no database at all, but long enough to be looked at as one" * 99)
+    outcome = run("list", "--thread", "t", code=1)
+    assert "Traceback" not in outcome.stderr
+    with pytest.raises(sqlite3.DatabaseError):
+        sqlite3.connect(next(iter(repo.glob("*.db")))).execute("SELECT * FROM sqlite_master")
+
+
+def test_debug_shows_the_traceback(run: Run) -> None:
+    assert "Traceback" in run("list", "-t", "t", "--debug", code=10).stderr

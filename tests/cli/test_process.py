@@ -1,0 +1,121 @@
+"""What needs a process of its own: start-up, signals, pipes, terminals."""
+
+import json
+import os
+import pty
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run, spawn
+
+HEAVY = ("sqlalchemy", "alembic", "rich", "pathspec", "pydantic", "asyncio.windows_events", "boto3", "docker")
+
+
+def modules_of(*args: str) -> set[str]:
+    """The modules that the command loads."""
+    code = (
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+        "import snapcore.cli.main as m; m.run()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
+    return set(done.stderr.split())
+
+
+def test_help_loads_nothing_heavy() -> None:
+    loaded = modules_of("--help")
+    assert "typer" in loaded
+    assert not loaded & set(HEAVY)
+
+
+def test_a_local_capture_loads_nothing_that_it_does_not_use(run: Run, tree: Path) -> None:
+    run("init")
+    loaded = modules_of("capture", str(tree), "--thread", "t", "--step", "1", "--label", "L")
+    assert "snapcore.capture" in loaded
+    assert not loaded & {"rich", "alembic", "pydantic", "boto3", "docker", "sqlalchemy.ext.asyncio"}
+
+
+def test_the_installed_command_runs(repo: Path) -> None:
+    command = Path(sys.executable).with_name("snapcore")
+    done = subprocess.run([command, "init", "--json"], capture_output=True, check=False)
+    assert (done.returncode, json.loads(done.stdout)["message_type"]) == (0, "init")
+
+
+def leases(repo: Path) -> int:
+    """How many writer leases are in force."""
+    with sqlite3.connect(next(iter(repo.glob("*.db")))) as database:
+        rows = database.execute("SELECT count(*) FROM writer_leases WHERE expires_at > unixepoch('subsec') * 1000000")
+        return int(rows.fetchone()[0])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_capture_and_gives_up_the_lease(
+    run: Run, repo: Path, tree: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    run("init")
+    with open(tree / "big", "wb") as file:
+        file.writelines(os.urandom(1 << 20) for _ in range(300))
+    process = spawn("capture", str(tree), "--thread", "t")
+    try:
+        while leases(repo) == 0:
+            assert process.poll() is None, process.communicate()
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert b"Traceback" not in stderr
+    assert leases(repo) == 0
+    assert run("list", "--thread", "t", "--json").json == []
+
+
+def test_a_reader_that_goes_away_is_no_error_to_talk_about(run: Run, tree: Path) -> None:
+    run("init")
+    for number in range(3000):
+        (tree / f"a-file-with-a-rather-long-name-{number:06}").write_bytes(b"")
+    run("capture", str(tree), "--thread", "t")
+    process = spawn("ls", "latest", "--thread", "t")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    stderr = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 141
+    assert stderr == b""
+
+
+def test_progress_is_for_terminals(run: Run, tree: Path) -> None:
+    run("init")
+    assert run("capture", str(tree), "--thread", "t").stderr == ""
+    main, secondary = pty.openpty()
+    try:
+        environment = {"TERM": "xterm", "COLUMNS": "80"}
+        code = "import snapcore.cli.progress as p; p.PATIENCE = 0; import snapcore.cli.main as m; m.run()"
+        done = subprocess.run(
+            [sys.executable, "-c", code, "verify", "--read-data"],
+            stdout=subprocess.PIPE,
+            stderr=secondary,
+            env={**os.environ, **environment},
+            check=True,
+        )
+        shown = os.read(main, 1 << 16)
+    finally:
+        os.close(main)
+        os.close(secondary)
+    assert b"verify" in shown
+    assert b"verify" not in done.stdout
+
+
+def test_output_that_the_terminals_encoding_lacks_is_escaped(run: Run, tree: Path) -> None:
+    run("init")
+    (tree / "snow☃").write_bytes(b"")
+    run("capture", str(tree), "--thread", "t")
+    process = spawn("ls", "latest", "--thread", "t", env={"PYTHONIOENCODING": "latin-1:strict"})
+    stdout, _ = process.communicate()
+    assert process.returncode == 0
+    assert b"snow\\u2603" in stdout

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from snapcore.errors import Code, ProviderError, SnapshotError, printable
-from snapcore.hosts import current_holder
+from snapcore.hosts import current_holder, is_gone
 from snapcore.model import Holder
 
 from .folders import FOLDER_FLAGS, FolderCache, remove_tree
@@ -117,10 +117,9 @@ class StageLock:
         return _decode_holder(os.pread(self._owner_fd, 65536, 0))
 
     def _lives_elsewhere(self, holder: Holder) -> bool:
-        """The flock was free. Under the same kernel, or on a host that has rebooted, that settles it; a lock of another
-        host may not show here, so its heartbeat decides."""
-        me = current_holder()
-        if holder.host == me.host or holder.boot_id == me.boot_id:
+        """The flock was free. For a process under this kernel that settles it, in whichever container it ran; a lock of
+        another host may not show here, so there its heartbeat decides."""
+        if is_gone(holder) or _kernel(holder) == _kernel(current_holder()):
             return False
         return time.time() - os.fstat(self._owner_fd).st_mtime < DEAD_SECONDS
 
@@ -192,6 +191,11 @@ class StageLock:
             if fd >= 0:
                 os.close(fd)
         self._owner_fd = self.stage_fd = self.root_fd = -1
+
+
+def _kernel(holder: Holder) -> str:
+    """The boot without the process namespace, which `hosts` puts last."""
+    return holder.boot_id.rpartition("/")[0]
 
 
 def _take(root_fd: int, name: bytes, exclusive: int) -> StageLock | None:

@@ -57,10 +57,12 @@ $(BIN)/python:
 	"$(PYTHON)" -m venv $(VENV)
 
 $(RUN_STAMP): pyproject.toml | $(BIN)/python
-	$(PIP) install -q --upgrade "pip>=25.1"
-	$(PIP) install -q -e .
+	@echo "installing snapcore into $(VENV)"
+	@$(PIP) install -q --upgrade "pip>=25.1" >$(VENV)/install.log 2>&1 && $(PIP) install -q -e . >>$(VENV)/install.log 2>&1 \
+		|| { cat $(VENV)/install.log; exit 1; }
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)
-	$(PIP) install -q --group dev
+	@echo "installing the tools for development into $(VENV)"
+	@$(PIP) install -q --group dev >$(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 	@touch $@

@@ -10,7 +10,8 @@ trap 'rm -rf "$work"' EXIT
 "$python" -m build --outdir "$work/dist" . >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
 
 "$python" -m venv "$work/venv"
-"$work/venv/bin/python" -m pip --disable-pip-version-check install -q "$work"/dist/*.whl
+"$work/venv/bin/python" -m pip --disable-pip-version-check install -q "$work"/dist/*.whl >"$work/install.log" 2>&1 ||
+    { cat "$work/install.log"; exit 1; }
 
 cd "$work"
 "$work/venv/bin/python" - <<'PYTHON'

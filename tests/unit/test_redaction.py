@@ -185,6 +185,7 @@ def test_values_that_disagree_where_their_records_overlap_are_not_mixed() -> Non
     back, left = new.reinject(records, 0, out)
     assert bytes(back) == b"12345678" + bytes(4)
     assert [record.name for record in left] == ["B"]
+    assert b"".join(new.reinject(records, at, out[at : at + 3])[0] for at in range(0, 12, 3)) == bytes(back)
 
 
 @pytest.mark.parametrize("block", [1, 3, 7, 64])
@@ -215,3 +216,8 @@ def test_names_and_link_targets_that_hold_a_secret_are_found_in_any_form() -> No
     halves = PLAIN.encode()[:10], PLAIN.encode()[10:]
     items = [(b"plain", b""), halves, (b"", b""), (b"x", PLAIN.encode()), (PLAIN.encode(), b"")]
     assert redactor.names_with_secrets(items) == {3: "ONE", 4: "ONE"}
+
+
+def test_a_secret_with_a_zero_byte_is_not_found_across_two_names() -> None:
+    redactor = Redactor.build({"B": b"left\0right"})
+    assert redactor.names_with_secrets([(b"left", b"right"), (b"left", b""), (b"right", b"")]) == {}

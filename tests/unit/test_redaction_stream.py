@@ -25,7 +25,8 @@ def streamed(redactor: Redactor, data: bytes, cuts: list[int]) -> tuple[bytes, t
 
 
 def hook(path: str, block: bytes) -> list[tuple[int, int]]:
-    return [match.span() for match in re.finditer(rb"z[a-z]{0,4}-", block)]
+    """Looks further ahead, and reaches further back, than it states: the cut of the stream must not matter even so."""
+    return [(max(0, match.start() - 5), match.end()) for match in re.finditer(rb"z[a-z]{0,4}-(?=.{8})", block, re.DOTALL)]
 
 
 contents = st.lists(st.sampled_from(PARTS), max_size=30).map(b"".join)
@@ -104,6 +105,22 @@ def test_a_pattern_is_found_across_the_border_of_two_windows() -> None:
         out, records = redactor.redact(b"f", data)
         assert records == (Redaction(offset, 43, "key", "pattern"),)
         assert bytes(out) == b"." * offset + bytes(43) + b"." * 100
+
+
+def test_what_a_window_finds_just_before_its_core_was_not_released_yet() -> None:
+    redactor = Redactor.build(hooks=[RedactionHook("hook", "1", hook, max_match=6)])
+    at = redaction_stream.WINDOW
+    data = b"." * at + b"z-" + b"." * 20
+    out, records = streamed(redactor, data, [at + 6])
+    assert records == (Redaction(at - 5, 7, "hook", "hook"),)
+    assert out == b"." * (at - 5) + bytes(7) + b"." * 20
+    assert redactor.redact(b"f", data) == (out, records)
+
+
+def test_what_lies_only_in_the_margin_of_a_window_does_not_count() -> None:
+    redactor = Redactor.build(patterns=[RedactionPattern("start", rb"\A.", max_match=16)])
+    records = redactor.redact(b"f", b"." * (2 * redaction_stream.WINDOW))[1]
+    assert records == (Redaction(0, 1, "start", "pattern"),)
 
 
 def test_a_hook_may_return_a_changed_block() -> None:

@@ -152,10 +152,19 @@ def through_our_own() -> None:
 
 
 def in_a_group() -> None:
+    inner = OSError("one")
+    inner.__cause__ = ValueError("the-" + "token")
     try:
-        raise ExceptionGroup("several", [ValueError("one"), OSError("the-" + "token")])
+        raise ExceptionGroup("several", [ValueError("two"), inner])
     except ExceptionGroup as error:
         raise ProviderError("failed") from error
+
+
+def in_a_context_hidden_by_a_cause() -> None:
+    try:
+        raise ValueError("the-" + "token")
+    except ValueError:
+        raise ProviderError("failed") from KeyError("harmless")
 
 
 def everything_behind(error: BaseException | None) -> str:
@@ -166,7 +175,18 @@ def everything_behind(error: BaseException | None) -> str:
     return text
 
 
-@pytest.mark.parametrize("make", [from_cause, from_context, hidden_context, behind_another_error, through_our_own, in_a_group])
+CHAINS = [
+    from_cause,
+    from_context,
+    hidden_context,
+    behind_another_error,
+    through_our_own,
+    in_a_group,
+    in_a_context_hidden_by_a_cause,
+]
+
+
+@pytest.mark.parametrize("make", CHAINS)
 def test_the_chain_of_an_error_holds_no_secret(make: Any) -> None:
     error = raised(make)
     assert "the-token" in everything_behind(error)

@@ -17,14 +17,13 @@ async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) 
     then be closed, and a step that has begun is complete. What the work raised is dropped in that case.
     """
     future = asyncio.get_running_loop().run_in_executor(None, lambda: work(*args, **kwargs))
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError:
-                continue  # the first cancellation is the one that is passed on
-        if not future.cancelled():
-            future.exception()  # marks it as seen
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])  # unlike an await of the future, it does not cancel it
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+    if cancelled is not None:
+        future.exception()  # marks it as seen
+        raise cancelled
+    return future.result()

@@ -1,0 +1,76 @@
+"""File systems and users of their own for tests."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only the superuser may mount a file system")
+    folder = tmp_path / "small-disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """A workspace with another file system mounted at `mount` in it."""
+    if os.geteuid() != 0:
+        pytest.skip("only the superuser may mount a file system")
+    folder = tmp_path / "workspace" / "mount"
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
+    try:
+        yield folder.parent
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
+def as_user() -> Iterator[Callable[[Callable[[Path], None]], Path]]:
+    """Runs a function as a user without rights, on a folder of that user, which is returned; what it raises fails the
+    test."""
+    base = Path(tempfile.mkdtemp())
+    root = base / "home"
+    root.mkdir()
+    base.chmod(0o755)
+    user = 65534 if os.geteuid() == 0 else os.geteuid()
+    if os.geteuid() == 0:
+        os.chown(root, user, user)
+
+    def run(work: Callable[[Path], None]) -> Path:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                if os.geteuid() == 0:
+                    os.setgroups([])
+                    os.setgid(user)
+                    os.setuid(user)
+                work(root)
+                code = 0
+            finally:
+                if code:
+                    traceback.print_exc()
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        return root
+
+    try:
+        yield run
+    finally:
+        subprocess.run(["chmod", "-R", "u+rwx", base], check=True)
+        shutil.rmtree(base)

@@ -85,8 +85,6 @@ def check_checkpoint(checkpoint: Checkpoint, thread_id: str) -> None:
         validate_thread_id(checkpoint.source_thread_id)
     if checkpoint.thread_id != thread_id:
         raise _invalid("its thread is not the one that the writer holds")
-    if checkpoint.parent_id == checkpoint.id:
-        raise _invalid("it is its own parent")
     if checkpoint.reason not in REASONS:
         raise _invalid(f"the reason must be one of {', '.join(sorted(REASONS))}")
     check_label(checkpoint.label)

@@ -161,6 +161,10 @@ class SqlCheckpointStore:
         """Every pack's row, ordered by id."""
         return await self._transactions.read(sql_packs.list_packs)
 
+    async def record_totals(self) -> tuple[int, int]:
+        """(number of records, their raw size in bytes) over all packs."""
+        return await self._transactions.read(sql_packs.record_totals)
+
     # ---- checkpoints
 
     async def append(

@@ -7,7 +7,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, delete, func, select, update
 
 from snapcore.errors import CheckpointConflictError, Code, SnapshotError
-from snapcore.model import Checkpoint, ThreadInfo, WriterLease
+from snapcore.model import Checkpoint, ThreadInfo, WriterLease, relabelled
 from snapcore.protocols import Commit
 
 from . import sql_leases, sql_packs, sql_stats
@@ -153,7 +153,7 @@ def set_label(
     """Change a checkpoint's label and the record that says so."""
     sql_leases.check(tx, lease)
     old = require(tx, lease.thread_id, checkpoint_id)
-    new = msgspec.structs.replace(old, label=label, reason="automatic" if label is None else "named", record_id=record_id)
+    new = msgspec.structs.replace(relabelled(old, label), record_id=record_id)
     sql_packs.settle(tx, lease, commit, [record_id])
     sql_stats.save(tx, commit.stats)
     tx.connection.execute(update(_ROWS).where(_ROWS.c.id == checkpoint_id).values(_columns(tx, new)))

@@ -25,7 +25,7 @@ from . import sql_schema as schema
 from .sql_dialects import batches, insert_or_ignore, insert_rows, wanted_ids
 from .sql_transactions import Transaction
 
-__all__ = ["begin_pack", "enter", "has_records", "known", "list_packs", "locate", "settle"]
+__all__ = ["begin_pack", "enter", "has_records", "known", "list_packs", "locate", "record_totals", "settle"]
 
 _CHUNKS = schema.chunks
 _PACKS = schema.packs
@@ -34,6 +34,12 @@ _KEPT: Final = (PackState.LIVE, PackState.CONDEMNED)  # gc will not drop the row
 _PLACE: Final = (_CHUNKS.c.offset, _CHUNKS.c.stored_size, _CHUNKS.c.raw_size, _CHUNKS.c.codec)
 
 _AnyRow = Row[*tuple[Any, ...]]
+
+
+def record_totals(tx: Transaction) -> tuple[int, int]:
+    """(number of records, their raw size in bytes) over all packs."""
+    count, size = tx.connection.execute(select(func.count(), func.coalesce(func.sum(_CHUNKS.c.raw_size), 0))).one()
+    return int(count), int(size)
 
 
 def begin_pack(tx: Transaction, lease: WriterLease, pack_id: str) -> None:

@@ -70,7 +70,8 @@ class BlobInfo(msgspec.Struct, frozen=True):
 
 
 class BlobStore(Protocol):
-    """Named immutable byte strings. Keys are relative paths of `[a-z0-9._-]` parts joined by `/`, at most 200 characters.
+    """Named immutable byte strings. Keys are relative paths of `[a-z0-9._-]` parts joined by `/`, at most 200 characters;
+    no part starts with a dot, and no key lies under another (`a` and `a/b`). Others raise `SnapshotError` `INVALID_REQUEST`.
 
     A blob that `put` has returned for is durable and read whole by every later `get`, from any process. Nothing is
     ever visible under its key in part. `get`, `head` and `put` are enough to capture and restore.
@@ -225,12 +226,15 @@ class CheckpointStore(Protocol):
     async def add_pack(self, lease: WriterLease, pack: PackWrite, next_pack_id: str | None = None) -> frozenset[bytes]:
         """Enter the records of a pack that was put, the pack staying `writing`; enter `next_pack_id` as a new pack `writing`.
 
-        Returns the ids that another pack holds already (the new pack's copy is not used). Safe to repeat.
+        Returns the ids whose rows lead to a pack that is live, condemned or of this lease: the new pack's copy is then not
+        used, and the commit of this pack stamps the other one by itself; they need not be in `Commit.refs`. Safe to repeat.
+        A pack that is not `writing` and of this lease raises `CheckpointWriterLostError`.
         """
         ...
 
     async def known(self, ids: Collection[bytes]) -> frozenset[bytes]:
-        """Which of the record ids have a row in a pack that is writing, live or condemned. A hint: commits check again."""
+        """Which of the record ids have a row in a pack that is live or condemned. A hint: commits check again. Records in
+        packs that are still `writing`, this writer's own too, do not count."""
         ...
 
     async def locate(self, ids: Collection[bytes]) -> dict[bytes, Location]:
@@ -239,6 +243,10 @@ class CheckpointStore(Protocol):
 
     async def packs(self) -> list[PackInfo]:
         """Every pack's row, ordered by id."""
+        ...
+
+    async def record_totals(self) -> tuple[int, int]:
+        """(number of records, their raw size in bytes) over all packs."""
         ...
 
     # ---- checkpoints
@@ -257,7 +265,9 @@ class CheckpointStore(Protocol):
         In one transaction: the lease is checked by token, fence and the database's clock; `parent_id` must be the head
         (`STALE_HEAD` when the thread moved on, `PARENT_MISMATCH` when the parent is not of this thread); the id must be new
         (`DUPLICATE_ID`); the checkpoint must be well formed (`INVALID_ENTRY`). Every pack that holds a record of `commit`
-        is stamped live with a new sequence number. Records without a row raise `RecordsMissingError`. `source` names a
+        is stamped live with a new sequence number. Records without a row, or in another writer's pack that is still `writing`,
+        raise `RecordsMissingError`; the checkpoint's own record and manifests are always looked up. A pack of `commit` that is
+        not `writing` and of this lease raises `CheckpointWriterLostError`. `source` names a
         (thread, checkpoint) whose records the new one shares: its row is locked and must exist
         (`MISSING_CHECKPOINT`).
 
@@ -279,7 +289,7 @@ class CheckpointStore(Protocol):
     async def set_label(
         self, lease: WriterLease, checkpoint_id: str, label: str | None, record_id: bytes, commit: Commit
     ) -> Checkpoint:
-        """Change a checkpoint's label (and reason: `named` with a label); `record_id` is the record that says so. The lease is
+        """Change a checkpoint's label (and its reason, as `relabelled` says); `record_id` is the record that says so. The lease is
         kept."""
         ...
 

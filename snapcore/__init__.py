@@ -1,1 +1,133 @@
-"""Engine of portable sandbox checkpoints."""
+"""snapcore saves the files of an AI agent's sandbox as deduplicated checkpoints, and puts them back into any sandbox.
+
+    async with snapcore.open_repository("~/.snapcore") as repo:
+        sandbox = await snapcore.connect("./project")
+        checkpoint = await repo.capture(sandbox, thread_id="thread-1")
+        await repo.restore(sandbox, thread_id="thread-1")
+
+`snapcore.blocking` offers the same without async.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import blocking
+    from .browse import Diff, DiffEntry
+    from .capture import CaptureReport
+    from .direct_calls import capture, restore
+    from .errors import (
+        CheckpointConflictError,
+        CheckpointWriterConflictError,
+        CheckpointWriterLostError,
+        Code,
+        ProviderError,
+        RecordsMissingError,
+        ReplayDivergedError,
+        RepositoryError,
+        SnapcoreError,
+        SnapshotError,
+    )
+    from .model import Checkpoint, Entry, FileStat, Kind, Progress, Redaction, RootState, Skipped, ThreadInfo, Totals
+    from .redaction_hooks import RedactionHook, RedactionPattern
+    from .registry import connect
+    from .repository import Repository, RepositoryStats, init_repository, open_repository
+    from .restore import Receipt, RestorePlan
+    from .selection import FilePolicy
+    from .verification import Problem, VerifyReport
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "browse": ("Diff", "DiffEntry"),
+    "capture": ("CaptureReport",),
+    "direct_calls": ("capture", "restore"),
+    "errors": (
+        "CheckpointConflictError",
+        "CheckpointWriterConflictError",
+        "CheckpointWriterLostError",
+        "Code",
+        "ProviderError",
+        "RecordsMissingError",
+        "ReplayDivergedError",
+        "RepositoryError",
+        "SnapcoreError",
+        "SnapshotError",
+    ),
+    "model": (
+        "Checkpoint",
+        "Entry",
+        "FileStat",
+        "Kind",
+        "Progress",
+        "Redaction",
+        "RootState",
+        "Skipped",
+        "ThreadInfo",
+        "Totals",
+    ),
+    "redaction_hooks": ("RedactionHook", "RedactionPattern"),
+    "registry": ("connect",),
+    "repository": ("Repository", "RepositoryStats", "init_repository", "open_repository"),
+    "restore": ("Receipt", "RestorePlan"),
+    "selection": ("FilePolicy",),
+    "verification": ("Problem", "VerifyReport"),
+}
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
+
+__all__ = [
+    "CaptureReport",
+    "Checkpoint",
+    "CheckpointConflictError",
+    "CheckpointWriterConflictError",
+    "CheckpointWriterLostError",
+    "Code",
+    "Diff",
+    "DiffEntry",
+    "Entry",
+    "FilePolicy",
+    "FileStat",
+    "Kind",
+    "Problem",
+    "Progress",
+    "ProviderError",
+    "Receipt",
+    "RecordsMissingError",
+    "Redaction",
+    "RedactionHook",
+    "RedactionPattern",
+    "ReplayDivergedError",
+    "Repository",
+    "RepositoryError",
+    "RepositoryStats",
+    "RestorePlan",
+    "RootState",
+    "Skipped",
+    "SnapcoreError",
+    "SnapshotError",
+    "ThreadInfo",
+    "Totals",
+    "VerifyReport",
+    "blocking",
+    "capture",
+    "connect",
+    "init_repository",
+    "open_repository",
+    "restore",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # names are loaded when they are first used: importing snapcore alone costs next to nothing
+    if name == "blocking":
+        return importlib.import_module(".blocking", __name__)
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

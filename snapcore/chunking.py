@@ -6,7 +6,7 @@ TPDS 2020), by `pyfastcdc`; BLAKE3 ids; zstd payloads. Functions here are pure a
 
 import threading
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 import zstandard
@@ -121,9 +121,10 @@ def compress_many(raws: Sequence[Buffer]) -> list[tuple[int, bytes]]:
     compressor: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
     if compressor is None:
         compressor = _local.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-    packed = compressor.multi_compress_to_buffer(cast("list[bytes]", list(raws)), threads=0)
+    packed = compressor.multi_compress_to_buffer(list(raws), threads=0)
     out = []
-    for raw, segment in zip(raws, packed, strict=True):
+    for i, raw in enumerate(raws):
+        segment = packed[i]
         if len(segment) < MIN_SAVING * len(raw):
             out.append((CODEC_ZSTD, segment.tobytes()))
         else:

@@ -5,6 +5,7 @@ latest at `MAX_PAGE_ENTRIES` entries or `MAX_PAGE_BYTES` of content fields, so o
 depend only on the fields that the content id covers: equal trees have equal pages but for folder times, owners and xattrs.
 """
 
+import itertools
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
@@ -22,6 +23,7 @@ __all__ = [
     "Page",
     "PageBuilder",
     "build_index",
+    "content_fields",
     "content_id",
     "decode_chunk_list",
     "decode_page",
@@ -75,7 +77,7 @@ class Page(msgspec.Struct, frozen=True):
     raw: bytes
 
 
-def _content_fields(entry: Entry) -> bytes:
+def content_fields(entry: Entry) -> bytes:
     """What the content id covers of an entry. Folder times, owners, xattrs and redaction notes stay out."""
     return _encoder.encode(
         (
@@ -108,7 +110,7 @@ class PageBuilder:
 
     def add(self, entry: Entry) -> Page | None:
         """Take the next entry; the page that it completes, if it does."""
-        fields = _content_fields(entry)
+        fields = content_fields(entry)
         self._entries.append(entry)
         self._content.append(fields)
         self._size += len(fields)
@@ -211,7 +213,7 @@ async def load_index(root_id: bytes, fetch: Fetch) -> tuple[list[IndexEntry], li
             raise _broken("index pages of different levels stand side by side")
         if pages[0].level == 1:
             keys = [path_key(e.first_path) for e in entries]
-            if any(a >= b for a, b in zip(keys, keys[1:], strict=False)):
+            if any(a >= b for a, b in itertools.pairwise(keys)):
                 raise _broken("the index is not in order")
             return entries, ids
         level_ids = [e.page_id for e in entries]
@@ -270,9 +272,7 @@ def validate_entries(entries: Iterable[Entry], previous: Entry | None, folders: 
             while folders and folders[-1] != parent:
                 folders.pop()
             if not folders:
-                raise SnapshotError(
-                    "A manifest lists a path below what is no folder.", code=Code.INVALID_PATH, paths=[e.path]
-                )
+                raise SnapshotError("A manifest lists a path below what is no folder.", code=Code.INVALID_PATH, paths=[e.path])
         if e.hardlink:
             validate_path(e.hardlink)
         if e.in_root:

@@ -39,6 +39,7 @@ __all__ = [
     "Totals",
     "WriterLease",
     "path_key",
+    "relabelled",
     "validate_id",
     "validate_path",
     "validate_thread_id",
@@ -361,6 +362,14 @@ class Capabilities(msgspec.Struct, frozen=True):
     mtimes: bool = False
     owners: bool = False
     sparse: bool = False
+
+
+def relabelled(checkpoint: Checkpoint, label: str | None) -> Checkpoint:
+    """The checkpoint with another label. How a fork or a rewind came about stays its reason."""
+    reason = checkpoint.reason
+    if reason in ("automatic", "named"):
+        reason = "automatic" if label is None else "named"
+    return msgspec.structs.replace(checkpoint, label=label, reason=reason)
 
 
 def path_key(path: bytes) -> bytes:

@@ -47,9 +47,7 @@ _TAIL_MAGIC: Final = b"SNAPFOOT"
 HEADER_BYTES: Final = _HEADER.size
 TAIL_BYTES: Final = _TAIL.size
 _MAX_FOOTER_BYTES: Final = MAX_PACK_BYTES
-_TYPES: Final = frozenset(
-    {RecordType.CHUNK, RecordType.CHUNK_LIST, RecordType.PAGE, RecordType.INDEX, RecordType.CHECKPOINT}
-)
+_TYPES: Final = frozenset({RecordType.CHUNK, RecordType.CHUNK_LIST, RecordType.PAGE, RecordType.INDEX, RecordType.CHECKPOINT})
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(list[PackRecord])

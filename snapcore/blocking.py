@@ -1,0 +1,115 @@
+"""The same without async: a thin facade over one event loop in a background thread.
+
+    with snapcore.blocking.open_repository("~/.snapcore") as repo:
+        checkpoint = repo.capture("./project", thread_id="thread-1")
+
+Methods, options, results and errors are those of `snapcore.Repository`; methods that iterate there return plain iterators.
+Safe to call from any thread. A `KeyboardInterrupt` cancels the running call and waits for its clean end.
+"""
+
+import asyncio
+import functools
+import inspect
+import os
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from . import registry, repository
+from .repository import Repository
+
+__all__ = ["BlockingRepository", "connect", "init_repository", "open_repository"]
+
+T = TypeVar("T")
+
+
+class _Loop:
+    """One event loop in a daemon thread, started when it is first needed, shared by all facades of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._running())
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():  # threads do not survive a fork
+                loop = self._loop = asyncio.new_event_loop()
+                self._pid = os.getpid()
+                threading.Thread(target=loop.run_forever, name="snapcore-blocking", daemon=True).start()
+            return self._loop
+
+
+_loop = _Loop()
+
+
+class BlockingRepository:
+    """A `Repository` whose methods block. Use it as a context manager, or call `close`."""
+
+    def __init__(self, inner: Repository) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close both stores. Idempotent."""
+        _loop.run(self._inner.close())
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if inspect.iscoroutinefunction(found):
+            return functools.wraps(found)(lambda *args, **kwargs: _loop.run(found(*args, **kwargs)))
+        if name in ("ls", "open_file"):
+            return functools.wraps(found)(lambda *args, **kwargs: _iterate(found(*args, **kwargs)))
+        return found
+
+    def __dir__(self) -> list[str]:
+        return dir(self._inner)
+
+
+def _iterate(items: AsyncIterator[T]) -> Iterator[T]:
+    async def following() -> tuple[bool, Any]:
+        try:
+            return True, await anext(items)
+        except StopAsyncIteration:
+            return False, None
+
+    while True:
+        more, item = _loop.run(following())
+        if not more:
+            return
+        yield item
+
+
+def open_repository(
+    url: str | os.PathLike[str] = "~/.snapcore", *, database: str | None = None, create: bool = True
+) -> BlockingRepository:
+    """As `snapcore.open_repository`."""
+
+    async def opened() -> Repository:
+        return await repository.open_repository(url, database=database, create=create)
+
+    return BlockingRepository(_loop.run(opened()))
+
+
+def init_repository(url: str | os.PathLike[str], *, database: str | None = None) -> BlockingRepository:
+    """As `snapcore.init_repository`."""
+    return BlockingRepository(_loop.run(repository.init_repository(url, database=database)))
+
+
+def connect(address: str) -> Any:
+    """As `snapcore.connect`: a sandbox handle, to be passed to `capture` and `restore`."""
+    return _loop.run(registry.connect(address))

@@ -1,0 +1,218 @@
+"""Contents on their way out: comparing live files with entries, and fetching what has to be written."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .chunking import ChunkerParams, cut_stream_piece, decode_payload, record_id
+from .engine import WORKERS, Engine
+from .errors import Code, SnapshotError, printable
+from .model import Entry, FileStat, Kind, Location, RecordType
+from .protocols import Buffer, ReadBlock, Stage, StageFile, Workspace
+from .records import PackRange, RecordReader, join_ranges
+from .redaction import Redactor, zeroed
+
+__all__ = ["ContentStager", "FileTask", "same_contents"]
+
+PIECE_BYTES: Final = 8 << 20
+
+
+@dataclass(slots=True)
+class FileTask:
+    """A file to be staged at `staged` with the content and metadata of `entry`."""
+
+    staged: bytes
+    entry: Entry
+    left: int = 0
+
+
+class _Comparison:
+    """A live file being cut and hashed beside its entry's chunk ids."""
+
+    def __init__(self, entry: Entry, ids: Sequence[bytes], params: ChunkerParams) -> None:
+        self._entry = entry
+        self._ids = ids
+        self._params = params
+        self._rest: Buffer = b""
+        self._met = 0
+        self.same = True
+
+    def take(self, offset: int, data: Buffer, *, last: bool) -> None:
+        """Compare the next piece. Recorded redactions count as equal to what they hide."""
+        if not self.same:
+            return
+        if self._entry.redactions:
+            data = zeroed(data, offset, self._entry.redactions)
+        if len(self._rest):
+            data = b"".join((self._rest, data))
+        chunks, rest = cut_stream_piece(data, self._params, last=last)
+        self._rest = bytes(rest)
+        for chunk in chunks:
+            if self._met >= len(self._ids) or record_id(RecordType.CHUNK, chunk) != self._ids[self._met]:
+                self.same = False
+                return
+            self._met += 1
+        if last and self._met != len(self._ids):
+            self.same = False
+
+
+async def same_contents(
+    engine: Engine, reader: RecordReader, workspace: Workspace, pairs: Sequence[tuple[FileStat, Entry]]
+) -> list[bool]:
+    """Whether each live file, as scanned, holds its entry's content. Sizes are equal. A file that changes meanwhile is not
+    the same."""
+    lists = [e.chunk_list for _, e in pairs if e.chunk_list]
+    expanded = await reader.expand(lists) if lists else {}
+    comparisons = [
+        _Comparison(e, expanded[e.chunk_list] if e.chunk_list else e.chunk_ids(), engine.config.chunker) for _, e in pairs
+    ]
+
+    stats = [s for s, _ in pairs]
+
+    def take(blocks: Sequence[ReadBlock]) -> None:
+        for b in blocks:
+            if b.problem or (b.last and not _steady(stats[b.index], b.after)):
+                comparisons[b.index].same = False
+            else:
+                comparisons[b.index].take(b.offset, b.data, last=b.last)
+
+    async for blocks in workspace.read(stats):
+        await engine.run(take, blocks)
+    return [c.same for c in comparisons]
+
+
+def _steady(scanned: FileStat, after: FileStat | None) -> bool:
+    return (
+        after is not None
+        and after.kind == Kind.FILE
+        and (after.size, after.mtime_ns, after.ctime_ns) == (scanned.size, scanned.mtime_ns, scanned.ctime_ns)
+    )
+
+
+class ContentStager:
+    """Writes files into a stage, reading packs in long ranges whatever file a chunk belongs to. Memory is bounded."""
+
+    def __init__(self, engine: Engine, reader: RecordReader, stage: Stage, *, owners: bool, reinject: Redactor | None) -> None:
+        self._engine = engine
+        self._reader = reader
+        self._stage = stage
+        self._owners = owners
+        self._reinject = reinject
+        self.files_written = 0
+        self.bytes_written = 0
+        self.still_redacted: set[bytes] = set()
+
+    async def write(self, tasks: Sequence[FileTask]) -> None:
+        """Stage the files. Raises `SnapshotError` `MISSING_BLOB` or `INVALID_BLOB` for content that is not there or damaged."""
+        places, located = await self._plan(tasks)
+        empty = [self._finished(t, b"", 0) for t in tasks if t.left == 0]
+        if empty:
+            await self._stage.write(empty)
+        ranges = join_ranges((i, located[i]) for i in places)
+        await self._run(ranges, places)
+        large = [self._finished(t, b"", t.entry.size) for t in tasks if t.left > 1]
+        if large:
+            await self._stage.write(large)
+        self.files_written += len(tasks)
+
+    async def _plan(self, tasks: Sequence[FileTask]) -> tuple[dict[bytes, list[tuple[FileTask, int]]], dict[bytes, Location]]:
+        lists = [t.entry.chunk_list for t in tasks if t.entry.chunk_list]
+        expanded = await self._reader.expand(lists) if lists else {}
+        ids = [expanded[t.entry.chunk_list] if t.entry.chunk_list else t.entry.chunk_ids() for t in tasks]
+        located = await self._reader.locate({i for own in ids for i in own})
+        places: dict[bytes, list[tuple[FileTask, int]]] = {}
+        for task, own in zip(tasks, ids, strict=True):
+            offset = 0
+            for i in own:
+                places.setdefault(i, []).append((task, offset))
+                offset += located[i].raw_size
+            task.left = len(own)
+            if offset != task.entry.size:
+                raise SnapshotError(
+                    f"{printable(task.entry.path)} has {task.entry.size} bytes, but its chunks hold {offset}.",
+                    code=Code.INVALID_BLOB,
+                    paths=[task.entry.path],
+                )
+        return places, located
+
+    async def _run(self, ranges: Sequence[PackRange], places: Mapping[bytes, Sequence[tuple[FileTask, int]]]) -> None:
+        todo = iter(ranges)
+
+        async def work() -> None:
+            for piece in todo:
+                await self._write_range(piece, places)
+
+        workers = [asyncio.create_task(work()) for _ in range(min(WORKERS + 1, len(ranges)))]
+        try:
+            for worker in workers:
+                await worker
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _write_range(self, piece: PackRange, places: Mapping[bytes, Sequence[tuple[FileTask, int]]]) -> None:
+        data = memoryview(await self._reader.read_range(piece))
+        for part in _parts(piece):
+            writes = await self._engine.run(self._decode, data, piece.offset, part, places)
+            await self._stage.write(writes)
+            self.bytes_written += sum(len(w.data) for w in writes)
+
+    def _decode(
+        self,
+        data: memoryview,
+        base: int,
+        part: Sequence[tuple[bytes, Location]],
+        places: Mapping[bytes, Sequence[tuple[FileTask, int]]],
+    ) -> list[StageFile]:
+        writes = []
+        for chunk_id, at in part:
+            start = at.offset - base
+            raw = decode_payload(data[start : start + at.stored_size], at.codec, at.raw_size, RecordType.CHUNK, chunk_id)
+            for task, offset in places[chunk_id]:
+                content = self._put_back(task.entry, offset, raw)
+                if task.left == 1:
+                    writes.append(self._finished(task, content, 0))
+                else:
+                    writes.append(StageFile(task.staged, offset, content, task.entry.size, last=False))
+        return writes
+
+    def _put_back(self, entry: Entry, offset: int, raw: bytes) -> Buffer:
+        if not entry.redactions:
+            return raw
+        if self._reinject is None:
+            self.still_redacted.add(entry.path)
+            return raw
+        content, left = self._reinject.reinject(entry.redactions, offset, raw)
+        if left:
+            self.still_redacted.add(entry.path)
+        return content
+
+    def _finished(self, task: FileTask, data: Buffer, offset: int) -> StageFile:
+        e = task.entry
+        return StageFile(
+            task.staged,
+            offset,
+            data,
+            e.size,
+            last=True,
+            mode=e.mode if self._owners else e.mode & 0o1777,
+            mtime_ns=e.mtime_ns,
+            owner=(e.uid, e.gid) if self._owners else None,
+            xattrs=e.xattrs,
+        )
+
+
+def _parts(piece: PackRange) -> Iterator[Sequence[tuple[bytes, Location]]]:
+    """The records of a range in groups of some MiB of raw content: a small range may hold very much of it."""
+    part: list[tuple[bytes, Location]] = []
+    size = 0
+    for record in piece.records:
+        part.append(record)
+        size += record[1].raw_size
+        if size >= PIECE_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part

@@ -1,0 +1,127 @@
+"""Fork, rewind and relabel: new records over old content, no file bytes."""
+
+import msgspec
+
+from .capture import commit_checkpoint, new_checkpoint_id
+from .engine import Engine, finish
+from .errors import CheckpointConflictError, Code, SnapshotError, printable
+from .leases import WriterHold
+from .model import Checkpoint, RecordType, relabelled, validate_id, validate_thread_id
+from .packwriter import PackWriter, new_pack_id
+
+__all__ = ["delete", "fork", "rewind", "set_label"]
+
+
+def missing(thread_id: str, checkpoint_id: str | None) -> SnapshotError:
+    """The error for a checkpoint that a thread does not have."""
+    what = f"checkpoint {printable(checkpoint_id)}" if checkpoint_id else "checkpoint"
+    return SnapshotError(
+        f"Thread {printable(thread_id)} has no {what}.",
+        code=Code.MISSING_CHECKPOINT,
+        hint=f"'snapcore list --thread {printable(thread_id)}' shows what there is.",
+    )
+
+
+async def _source(engine: Engine, thread_id: str, checkpoint_id: str | None, at_step: int | None = None) -> Checkpoint:
+    store = engine.checkpoints
+    if at_step is not None:
+        steps = [c for c in await store.checkpoints(thread_id) if c.step is not None and c.step <= at_step]
+        found = steps[-1] if steps else None
+    elif checkpoint_id is None:
+        found = await store.head(thread_id)
+    else:
+        found = await store.get(thread_id, checkpoint_id)
+    if found is None:
+        raise missing(thread_id, checkpoint_id)
+    return found
+
+
+async def _write_record(engine: Engine, hold: WriterHold, pack_id: str, checkpoint: Checkpoint) -> tuple[Checkpoint, PackWriter]:
+    writer = PackWriter(engine, hold.lease, pack_id, lookups=False)
+    bare = msgspec.structs.replace(checkpoint, record_id=b"")
+    record_id = await writer.add_record(msgspec.msgpack.encode(bare), RecordType.CHECKPOINT)
+    return msgspec.structs.replace(bare, record_id=record_id), writer
+
+
+async def fork(
+    engine: Engine,
+    thread_id: str,
+    checkpoint_id: str | None,
+    to_thread_id: str,
+    *,
+    at_step: int | None = None,
+    new_id: str | None = None,
+) -> Checkpoint:
+    """Start the empty thread `to_thread_id` with a copy of a checkpoint's record (the head's by default).
+
+    `at_step` takes the newest checkpoint at or before that step. Raises `SnapshotError` `MISSING_CHECKPOINT`,
+    `CheckpointConflictError` `SAME_THREAD` or `DESTINATION_NOT_EMPTY`.
+    """
+    validate_thread_id(thread_id)
+    validate_thread_id(to_thread_id)
+    if new_id is not None:
+        validate_id(new_id)
+    if thread_id == to_thread_id:
+        raise CheckpointConflictError(
+            "A thread cannot be forked into itself.", code=Code.SAME_THREAD, hint="Choose another destination.", retryable=False
+        )
+    source = await _source(engine, thread_id, checkpoint_id, at_step)
+    pack_id = new_pack_id()
+    async with WriterHold(engine.checkpoints, to_thread_id, pack_id=pack_id) as hold:
+        copy = msgspec.structs.replace(
+            source,
+            id=new_id or new_checkpoint_id(),
+            thread_id=to_thread_id,
+            parent_id=None,
+            created_at=hold.lease.acquired_at,
+            reason="fork-root",
+            idempotency_key=None,
+            source_thread_id=thread_id,
+            source_id=source.id,
+            deleted=(),
+        )
+        copy, writer = await _write_record(engine, hold, pack_id, copy)
+        done = await finish(engine.checkpoints.fork(hold.lease, copy, await writer.finish()))
+        hold.released = True
+        return done
+
+
+async def rewind(engine: Engine, thread_id: str, checkpoint_id: str, *, new_id: str | None = None) -> Checkpoint:
+    """Append a checkpoint with the content of an older one. History is never rewritten."""
+    source = await _source(engine, thread_id, checkpoint_id)
+    pack_id = new_pack_id()
+    async with WriterHold(engine.checkpoints, thread_id, pack_id=pack_id) as hold:
+        head = hold.grant.head
+        if head is None:
+            raise missing(thread_id, checkpoint_id)
+        copy = msgspec.structs.replace(
+            source,
+            id=new_id or new_checkpoint_id(),
+            parent_id=head.id,
+            created_at=max(hold.lease.acquired_at, head.created_at + 1),
+            reason="rewind",
+            label=None,
+            idempotency_key=None,
+            source_thread_id=thread_id,
+            source_id=source.id,
+            deleted=hold.grant.deleted,
+        )
+        copy, writer = await _write_record(engine, hold, pack_id, copy)
+        return await commit_checkpoint(engine, hold, copy, await writer.finish(), source=(thread_id, source.id))
+
+
+async def set_label(engine: Engine, thread_id: str, checkpoint_id: str, label: str | None) -> Checkpoint:
+    """Give a checkpoint a label, or take it away with None."""
+    source = await _source(engine, thread_id, checkpoint_id)
+    pack_id = new_pack_id()
+    async with WriterHold(engine.checkpoints, thread_id, pack_id=pack_id) as hold:
+        changed, writer = await _write_record(engine, hold, pack_id, relabelled(source, label))
+        commit = await writer.finish()
+        return await finish(engine.checkpoints.set_label(hold.lease, checkpoint_id, label, changed.record_id, commit))
+
+
+async def delete(engine: Engine, thread_id: str, checkpoint_id: str | None) -> Checkpoint:
+    """Remove a checkpoint (the head when None) from its thread. What only it referred to becomes garbage."""
+    source = await _source(engine, thread_id, checkpoint_id)
+    async with WriterHold(engine.checkpoints, thread_id) as hold:
+        return await finish(engine.checkpoints.delete(hold.lease, source.id))

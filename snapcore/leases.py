@@ -1,0 +1,113 @@
+"""Holding a thread's writer lease while work goes on."""
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from .engine import finish
+from .errors import CheckpointWriterConflictError, CheckpointWriterLostError, SnapcoreError
+from .hosts import current_holder
+from .model import WriterLease
+from .protocols import CheckpointStore, Grant
+
+__all__ = ["DEFAULT_TTL", "WriterHold"]
+
+DEFAULT_TTL: Final = 120.0
+RENEW_PART: Final = 0.375  # of the ttl: 45 s of 120 s
+FIRST_RETRY: Final = 0.05
+LONGEST_RETRY: Final = 2.0
+
+
+class WriterHold:
+    """Takes the lease on entry, renews it in the background, gives it up on exit unless the commit did.
+
+    `wait` seconds bound the time spent waiting for another writer; None does not wait. Losing the lease shows at `check`
+    and, for certain, in the commit.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        thread_id: str,
+        *,
+        ttl: float = DEFAULT_TTL,
+        wait: float | None = None,
+        pack_id: str | None = None,
+        sandbox_id: str | None = None,
+        roots: Sequence[str] = (),
+    ) -> None:
+        self._store = store
+        self._thread_id = thread_id
+        self._ttl = ttl
+        self._wait = wait
+        self._pack_id = pack_id
+        self._sandbox_id = sandbox_id
+        self._roots = roots
+        self._lost: CheckpointWriterLostError | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self.released = False
+        self.grant: Grant
+
+    @property
+    def lease(self) -> WriterLease:
+        """The lease as granted; the store knows its renewals by token and fence."""
+        return self.grant.lease
+
+    def check(self) -> None:
+        """Raise `CheckpointWriterLostError` once a renewal has failed for good."""
+        if self._lost is not None:
+            raise self._lost
+
+    async def __aenter__(self) -> Self:
+        self.grant = await self._acquire()
+        self._renewing = asyncio.create_task(self._renew())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+        if not self.released:
+            try:
+                await finish(self._store.release_writer(self.lease))
+            except SnapcoreError:
+                # the lease runs out by itself; the failure that brought us here is the one to report
+                if error is None and self._lost is None:
+                    raise
+
+    async def _acquire(self) -> Grant:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self._wait or 0)
+        delay = FIRST_RETRY
+        while True:
+            try:
+                return await finish(
+                    self._store.acquire_writer(
+                        self._thread_id,
+                        ttl=self._ttl,
+                        holder=current_holder(),
+                        pack_id=self._pack_id,
+                        sandbox_id=self._sandbox_id,
+                        roots=self._roots,
+                    )
+                )
+            except CheckpointWriterConflictError:
+                left = deadline - loop.time()
+                if left <= 0:
+                    raise
+                await asyncio.sleep(min(delay, left))
+                delay = min(delay * 2, LONGEST_RETRY)
+
+    async def _renew(self) -> None:
+        pause = self._ttl * RENEW_PART
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                await finish(self._store.renew_writer(self.lease))
+                pause = self._ttl * RENEW_PART
+            except CheckpointWriterLostError as error:
+                self._lost = error
+                return
+            except SnapcoreError:
+                pause = min(pause, self._ttl * RENEW_PART / 8)  # out of reach for the moment: the commit decides

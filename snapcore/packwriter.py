@@ -1,0 +1,180 @@
+"""Putting new records into packs: dedup against this capture and the store, uploads in the background, bounded memory."""
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .chunking import compress_many, record_id
+from .engine import Engine
+from .model import PackWrite, StatUpdate, WriterLease
+from .packs import TARGET_PACK_BYTES, PackBuilder, pack_key
+from .protocols import Commit
+
+__all__ = ["NewRecord", "PackWriter", "new_pack_id"]
+
+MAX_UPLOADS: Final = 2
+
+
+def new_pack_id() -> str:
+    """A random 128-bit pack id, never reused."""
+    return secrets.token_hex(16)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """A record to be stored: `payload` is compressed by `codec`."""
+
+    type: int
+    id: bytes
+    raw_size: int
+    codec: int
+    payload: bytes
+
+
+class PackWriter:
+    """Collects the new records of one commit.
+
+    Content records fill packs that are put while the capture goes on; structure is kept apart and comes last: in the same
+    pack when both fit into one. `refs` gathers records that lie elsewhere and that the commit has to check.
+    """
+
+    def __init__(self, engine: Engine, lease: WriterLease, pack_id: str, *, lookups: bool) -> None:
+        self._engine = engine
+        self._lease = lease
+        self._lookups = lookups
+        self._content = PackBuilder(pack_id)
+        self._structure: list[NewRecord] = []
+        self._structure_bytes = 0
+        self._claimed: set[bytes] = set()
+        self._lock = threading.Lock()
+        self._uploads: asyncio.Task[None] | None = None
+        self._waiting = asyncio.Semaphore(MAX_UPLOADS)
+        self._own: list[str] = []
+        self.refs: set[bytes] = set()
+        self.bytes_stored = 0
+        self.packs_put = 0
+
+    @property
+    def lookups(self) -> bool:
+        """Whether records may exist already, so that the store must be asked."""
+        return self._lookups
+
+    @property
+    def dirty(self) -> bool:
+        """Whether anything was stored or is about to be."""
+        return bool(self._own or self._content.records or self._structure)
+
+    def claim(self, ids: Iterable[bytes]) -> list[bytes]:
+        """Those of `ids` that this capture has not met yet, once each. Safe to call from worker threads."""
+        fresh = []
+        with self._lock:
+            for i in ids:
+                if i not in self._claimed:
+                    self._claimed.add(i)
+                    fresh.append(i)
+        return fresh
+
+    async def unknown(self, ids: Sequence[bytes]) -> list[bytes]:
+        """Those of freshly claimed `ids` that the store does not hold; the others are referred to from now on."""
+        if not self._lookups or not ids:
+            return list(ids)
+        known = await self._engine.checkpoints.known(ids)
+        self.refs |= known
+        return [i for i in ids if i not in known]
+
+    async def add(self, records: Iterable[NewRecord]) -> None:
+        """Store content records. May wait for uploads, so that memory stays bounded."""
+        for r in records:
+            self._content.add(r.type, r.id, r.raw_size, r.codec, r.payload)
+            if len(self._content) >= TARGET_PACK_BYTES:
+                await self._flush_content()
+        self._raise_failed()
+
+    async def add_structure(self, raws: dict[bytes, bytes], record_type: int) -> None:
+        """Store pages, index records or chunk lists, given as raw contents by id."""
+        fresh = await self.unknown(self.claim(raws))
+        packed = await self._engine.run(compress_many, [raws[i] for i in fresh])
+        for i, (codec, payload) in zip(fresh, packed, strict=True):
+            self._structure.append(NewRecord(record_type, i, len(raws[i]), codec, payload))
+            self._structure_bytes += len(payload)
+        if self._structure_bytes >= TARGET_PACK_BYTES:
+            if self._content.records:
+                await self._flush_content()
+            self._take_structure()
+            await self._flush_content()
+
+    async def add_record(self, raw: bytes, record_type: int) -> bytes:
+        """Store one structure record without asking whether it exists; its id."""
+        rid = record_id(record_type, raw)
+        self.claim([rid])
+        ((codec, payload),) = await self._engine.run(compress_many, [raw])
+        self._structure.append(NewRecord(record_type, rid, len(raw), codec, payload))
+        self._structure_bytes += len(payload)
+        return rid
+
+    async def finish(self, stats: Sequence[StatUpdate] = ()) -> Commit:
+        """Put what is left and wait for every upload: what the commit needs."""
+        if len(self._content) + self._structure_bytes > TARGET_PACK_BYTES and self._content.records and self._structure:
+            await self._flush_content()
+        self._take_structure()
+        if self._uploads is not None:
+            await self._uploads
+        packs = []
+        if self._content.records:
+            packs.append(await self._put(self._content))
+        return Commit(packs=tuple(packs), own=tuple(self._own), refs=tuple(sorted(self.refs)), stats=tuple(stats))
+
+    async def reopen(self, commit: Commit) -> None:
+        """Carry on after a commit that was refused: its packs are kept, and what it found in the store is looked up again."""
+        with self._lock:
+            self._claimed -= self.refs
+        self.refs.clear()
+        self._lookups = True
+        self._content = PackBuilder(new_pack_id())
+        for pack in commit.packs:
+            self.refs |= await self._engine.checkpoints.add_pack(self._lease, pack, self._content.pack_id)
+            self._own.append(pack.pack_id)
+
+    async def abandon(self) -> None:
+        """Stop uploading. What was put is garbage, to be found by gc."""
+        if self._uploads is not None:
+            self._uploads.cancel()
+            await asyncio.gather(self._uploads, return_exceptions=True)
+
+    def _take_structure(self) -> None:
+        for r in self._structure:
+            self._content.add(r.type, r.id, r.raw_size, r.codec, r.payload)
+        self._structure, self._structure_bytes = [], 0
+
+    async def _flush_content(self) -> None:
+        self._raise_failed()
+        await self._waiting.acquire()
+        full, self._content = self._content, PackBuilder(new_pack_id())
+        previous = self._uploads
+        self._uploads = asyncio.create_task(self._upload(full, self._content.pack_id, previous))
+
+    async def _upload(self, builder: PackBuilder, next_id: str, previous: asyncio.Task[None] | None) -> None:
+        # one after another: a pack may only be put once the transaction that enters its predecessor has entered its row
+        try:
+            if previous is not None:
+                await previous
+            pack = await self._put(builder)
+            self.refs |= await self._engine.checkpoints.add_pack(self._lease, pack, next_id)
+            self._own.append(pack.pack_id)
+        finally:
+            self._waiting.release()
+
+    def _raise_failed(self) -> None:
+        if self._uploads is not None and self._uploads.done():
+            self._uploads.result()
+
+    async def _put(self, builder: PackBuilder) -> PackWrite:
+        records = tuple(builder.records)
+        data = await self._engine.run(builder.finish)
+        await self._engine.blobs.put(pack_key(builder.pack_id), data)
+        self.bytes_stored += len(data)
+        self.packs_put += 1
+        return PackWrite(builder.pack_id, len(data), records)

@@ -1,0 +1,148 @@
+"""Reading records: where they are by the database, then ranged reads of packs, joined where they lie close together."""
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .chunking import decode_payload
+from .engine import Engine
+from .errors import Code, SnapshotError
+from .manifest import IndexEntry, decode_chunk_list, load_index
+from .model import ContentRef, Entry, Location, RecordType
+from .packs import pack_key
+from .protocols import CheckpointStore
+
+__all__ = ["PackRange", "RecordReader", "join_ranges"]
+
+MAX_GAP_BYTES: Final = 64 << 10
+MAX_RANGE_BYTES: Final = 8 << 20
+READS_AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PackRange:
+    """One ranged read of a pack, and the records that lie in it: (id, location)."""
+
+    pack_id: str
+    offset: int
+    length: int
+    records: tuple[tuple[bytes, Location], ...]
+
+
+def join_ranges(locations: Iterable[tuple[bytes, Location]]) -> list[PackRange]:
+    """Ranged reads that cover the records: neighbours with small gaps are read together, up to some MiB."""
+    ranges: list[PackRange] = []
+    run: list[tuple[bytes, Location]] = []
+    start = end = 0
+    for item in sorted(locations, key=lambda x: (x[1].pack_id, x[1].offset)):
+        at = item[1]
+        joins = run and run[0][1].pack_id == at.pack_id and at.offset - end <= MAX_GAP_BYTES
+        if joins and at.offset + at.stored_size - start <= MAX_RANGE_BYTES:
+            run.append(item)
+        else:
+            if run:
+                ranges.append(PackRange(run[0][1].pack_id, start, end - start, tuple(run)))
+            run, start = [item], at.offset
+            end = start
+        end = max(end, at.offset + at.stored_size)
+    if run:
+        ranges.append(PackRange(run[0][1].pack_id, start, end - start, tuple(run)))
+    return ranges
+
+
+class RecordReader:
+    """Fetches records by id, checked against it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._gate = asyncio.Semaphore(READS_AT_ONCE)
+
+    @property
+    def store(self) -> CheckpointStore:
+        """The checkpoint store that knows the places."""
+        return self._engine.checkpoints
+
+    async def fetch(self, ids: Sequence[bytes], record_type: int) -> dict[bytes, bytes]:
+        """Raw contents by id. All are held in memory: for structure, and content in bounded batches.
+
+        Raises `SnapshotError` `MISSING_BLOB` for a record without a place or whose pack is gone, `INVALID_BLOB` for damage.
+        """
+        wanted = set(ids)
+        located = await self.locate(wanted)
+        try:
+            return await self._fetch_at(located, record_type)
+        except SnapshotError as error:
+            # a repack may have moved records since they were located
+            moved = await self.locate(wanted)
+            if error.code not in (Code.MISSING_BLOB, Code.INVALID_BLOB) or moved == located:
+                raise
+            return await self._fetch_at(moved, record_type)
+
+    async def locate(self, ids: Collection[bytes]) -> dict[bytes, Location]:
+        """Places of all the records. Raises `SnapshotError` `MISSING_BLOB` when one has none."""
+        located = await self._engine.checkpoints.locate(ids)
+        missing = [i for i in ids if i not in located]
+        if missing:
+            raise SnapshotError(
+                f"{len(missing)} stored records are missing, {missing[0].hex()[:16]} among them.",
+                code=Code.MISSING_BLOB,
+                hint="Run 'snapcore verify' to see which checkpoints are hurt.",
+            )
+        return located
+
+    async def read_range(self, piece: PackRange) -> bytes:
+        """The bytes of one ranged read; at most `READS_AT_ONCE` run at a time."""
+        async with self._gate:
+            return await self._engine.blobs.get(pack_key(piece.pack_id), piece.offset, piece.length)
+
+    async def _fetch_at(self, located: dict[bytes, Location], record_type: int) -> dict[bytes, bytes]:
+        async def one(piece: PackRange) -> dict[bytes, bytes]:
+            data = await self.read_range(piece)
+            return await self._engine.run(decode_range, data, piece, record_type)
+
+        tasks = [asyncio.create_task(one(piece)) for piece in join_ranges(located.items())]
+        out: dict[bytes, bytes] = {}
+        try:
+            for task in tasks:
+                out |= await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return out
+
+    async def index(self, manifest: bytes) -> tuple[list[IndexEntry], list[bytes]]:
+        """The pages of a root in order, and the ids of its index records."""
+        return await load_index(manifest, self.fetch)
+
+    async def chunk_ids(self, item: Entry | ContentRef) -> list[bytes]:
+        """The ids of a file's or content's chunks, in order."""
+        if item.chunk_list:
+            return (await self.expand([item.chunk_list]))[item.chunk_list]
+        ids = item.chunks
+        return [ids[i : i + 32] for i in range(0, len(ids), 32)]
+
+    async def expand(self, lists: Sequence[bytes], into: set[bytes] | None = None) -> dict[bytes, list[bytes]]:
+        """Chunk ids of each chunk list. `into` receives the ids of all chunk-list records met on the way down."""
+        raws = await self.fetch(lists, RecordType.CHUNK_LIST)
+        if into is not None:
+            into.update(raws)
+        out: dict[bytes, list[bytes]] = {}
+        for list_id in lists:
+            level, ids = decode_chunk_list(raws[list_id])
+            if level:
+                lower = await self.expand(ids, into)
+                ids = [chunk for i in ids for chunk in lower[i]]
+            out[list_id] = ids
+        return out
+
+
+def decode_range(data: bytes, piece: PackRange, record_type: int) -> dict[bytes, bytes]:
+    """The records of one ranged read, decoded and checked."""
+    view = memoryview(data)
+    out = {}
+    for record_id, at in piece.records:
+        start = at.offset - piece.offset
+        out[record_id] = decode_payload(view[start : start + at.stored_size], at.codec, at.raw_size, record_type, record_id)
+    return out

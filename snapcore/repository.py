@@ -1,0 +1,503 @@
+"""A repository: one place where checkpoints are kept, and what users do with it."""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Literal
+
+from . import browse, history
+from .browse import Diff
+from .capture import DEFAULT_ROOT, CaptureReport, CaptureRequest, RootRequest, capture
+from .config import CONFIG_KEY, RepositoryConfig, decode_config, encode_config, new_config
+from .engine import Engine
+from .errors import Code, RepositoryError, SnapshotError, printable
+from .leases import DEFAULT_TTL
+from .model import Checkpoint, Entry, PackState, ThreadInfo, validate_thread_id
+from .protocols import BlobStore, CheckpointStore, ProgressCallback, Workspace
+from .redaction import Redactor
+from .redaction_hooks import RedactionHook, RedactionPattern
+from .registry import connect, load, open_blobs, open_database, split_scheme
+from .restore import Receipt, RestoreRequest, restore
+from .selection import FilePolicy
+from .verification import VerifyReport, verify
+
+__all__ = ["Repository", "RepositoryStats", "as_workspace", "init_repository", "open_repository"]
+
+DATABASE_NAME: Final = "snapcore.db"
+DEFAULT_WORKSPACE: Final = "/workspace"
+MAX_CANDIDATES: Final = 20
+
+Roots = Mapping[str, str | tuple[str, FilePolicy]]
+Secrets = Mapping[str, str | bytes] | Sequence[str | bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryStats:
+    """What a repository holds. `logical_bytes` sums all checkpoints' files; `raw_bytes` are the distinct records before
+    compression, `stored_bytes` all packs in the blob store."""
+
+    threads: int
+    checkpoints: int
+    packs: int
+    records: int
+    logical_bytes: int
+    raw_bytes: int
+    stored_bytes: int
+
+
+async def as_workspace(sandbox: Any, root: str | None = None) -> Workspace:
+    """The bulk view of a sandbox: of an address, a handle with a `workspace` of its own, a handle with the six file operations
+    of `FileHandle`, or a workspace itself."""
+    if isinstance(sandbox, str | os.PathLike):
+        sandbox = await connect(os.fspath(sandbox))
+    if all(hasattr(sandbox, name) for name in ("scan", "read", "open_stage", "recover")):
+        workspace: Workspace = sandbox
+        if root is not None and root != workspace.root:
+            raise SnapshotError("A workspace has its root already.", code=Code.INVALID_REQUEST, hint="Pass its sandbox instead.")
+        return workspace
+    if hasattr(sandbox, "workspace"):
+        bulk: Workspace = sandbox.workspace(root)
+        return bulk
+    if all(hasattr(sandbox, name) for name in ("lstat", "list", "read", "write", "mkdir", "remove")):
+        wrapped: Workspace = load("snapcore.providers.perfile:PerFileWorkspace")(
+            sandbox, root or getattr(sandbox, "workspace_root", DEFAULT_WORKSPACE)
+        )
+        return wrapped
+    raise SnapshotError(
+        f"{type(sandbox).__name__} is no sandbox.",
+        code=Code.INVALID_REQUEST,
+        hint="Pass an address, a handle with a workspace() method, or one with lstat, list, read, write, mkdir and remove.",
+    )
+
+
+class Repository:
+    """Open for work. Methods may be called concurrently; writers of one thread exclude each other by its lease."""
+
+    def __init__(self, blobs: BlobStore, checkpoints: CheckpointStore, config: RepositoryConfig) -> None:
+        self._engine = Engine(blobs, checkpoints, config)
+
+    @property
+    def blobs(self) -> BlobStore:
+        """Where the bytes are."""
+        return self._engine.blobs
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        """Where threads, heads and leases are."""
+        return self._engine.checkpoints
+
+    @property
+    def config(self) -> RepositoryConfig:
+        """What the repository pins for good."""
+        return self._engine.config
+
+    async def close(self) -> None:
+        """Close both stores. Idempotent."""
+        await self._engine.close()
+
+    # ---- capture
+
+    async def capture(self, sandbox: Any, *, thread_id: str, **options: Any) -> Checkpoint:
+        """Capture a sandbox as the next checkpoint of a thread; the options are those of `capture_with_report`."""
+        return (await self.capture_with_report(sandbox, thread_id=thread_id, **options)).checkpoint
+
+    async def capture_with_report(
+        self,
+        sandbox: Any,
+        *,
+        thread_id: str,
+        label: str | None = None,
+        policy: FilePolicy | None = None,
+        secrets: Secrets = None,
+        hooks: Sequence[RedactionHook] = (),
+        patterns: Sequence[RedactionPattern] = (),
+        allow_short_secrets: bool = False,
+        conversation: Any = None,
+        artifacts: Mapping[str, bytes] | None = None,
+        workspace_root: str | None = None,
+        roots: Roots | None = None,
+        run_id: str | None = None,
+        step: int | None = None,
+        skip_unchanged: bool = False,
+        wait: float | None = None,
+        on_progress: ProgressCallback | None = None,
+        reread: bool = False,
+        idempotency_key: str | None = None,
+        checkpoint_id: str | None = None,
+        allow_any_root: bool = False,
+        lease_ttl: float = DEFAULT_TTL,
+    ) -> CaptureReport:
+        """Capture a sandbox (an address or a handle), and say what that took.
+
+        `label` makes the checkpoint a named one. `policy` says which files (`FilePolicy.default()`); `workspace_root` where,
+        or `roots` several places by name, each a path or (path, policy). `secrets` (name to value), `hooks` and `patterns` are
+        redacted before anything is hashed or stored. `conversation` (JSON) and `artifacts` (bytes by name) are saved with it.
+        `skip_unchanged` returns the head when the content is the same. `wait` is how many seconds to wait for another writer.
+        `reread` trusts no file time. `idempotency_key` returns the checkpoint that was made under the same key, if any.
+        `checkpoint_id` is the id to use. `allow_any_root` permits `/` and home folders. `lease_ttl` is in seconds.
+
+        Raises `SnapshotError` for what cannot be captured, `CheckpointWriterConflictError` when another writer holds the
+        thread, `CheckpointWriterLostError` when the lease was lost, `RepositoryError` and `ProviderError` for the backends. The
+        head has not moved then, unless the answer to the commit itself was lost.
+        """
+        redactor = Redactor.build(secrets, hooks=hooks, patterns=patterns, allow_short=allow_short_secrets)
+        request = CaptureRequest(
+            thread_id=thread_id,
+            roots=await _root_requests(sandbox, policy or FilePolicy.default(), workspace_root, roots),
+            redactor=redactor,
+            label=label,
+            conversation=conversation,
+            artifacts=artifacts or {},
+            run_id=run_id,
+            step=step,
+            skip_unchanged=skip_unchanged,
+            wait=wait,
+            on_progress=on_progress,
+            reread=reread,
+            idempotency_key=idempotency_key,
+            checkpoint_id=checkpoint_id,
+            allow_any_root=allow_any_root,
+            lease_ttl=lease_ttl,
+        )
+        return await capture(self._engine, request)
+
+    # ---- restore
+
+    async def restore(
+        self,
+        sandbox: Any,
+        *,
+        thread_id: str,
+        checkpoint_id: str | None = None,
+        policy: FilePolicy | None = None,
+        workspace_root: str | None = None,
+        roots: Mapping[str, str] | None = None,
+        paths: Sequence[bytes | str] | None = None,
+        dry_run: bool = False,
+        verify: Literal["stat", "content"] = "stat",
+        owners: bool = False,
+        reinject: bool = False,
+        secrets: Secrets = None,
+        allow_empty: bool = False,
+        safety_checkpoint: bool = False,
+        allow_any_root: bool = False,
+        on_progress: ProgressCallback | None = None,
+    ) -> Receipt | None:
+        """Bring a sandbox into the state of a checkpoint, the head by default. None when the thread has no checkpoint.
+
+        Files that are not in the checkpoint are removed, except what the policy excludes, what the capture skipped, and mount
+        points. `policy` replaces the one saved with the checkpoint. `workspace_root` restores elsewhere; a checkpoint of
+        several roots goes to its own paths, or to `roots` by name. `paths` limits it to files and folders. `dry_run` plans
+        only. `verify="content"` reads everything back. `owners` restores owners, setuid and setgid. `reinject` puts the
+        present values of `secrets` back. `allow_empty` permits that a non-empty folder becomes empty. `safety_checkpoint`
+        captures the present state first.
+
+        Raises `SnapshotError` (`MISSING_CHECKPOINT` for an unknown `checkpoint_id`, `MISSING_BLOB`, `INVALID_BLOB`,
+        `POLICY_REQUIRED`, `EMPTY_RESTORE`, `RESTORE_BLOCKED`, `VERIFY_FAILED`), `ProviderError`, `RepositoryError`.
+        """
+        validate_thread_id(thread_id)
+        checkpoint = await self.get(thread_id, checkpoint_id)
+        if checkpoint is None:
+            if checkpoint_id is not None:
+                raise history.missing(thread_id, checkpoint_id)
+            return None
+        if safety_checkpoint and not dry_run:
+            await self.capture(
+                sandbox,
+                thread_id=thread_id,
+                label="before-restore",
+                workspace_root=workspace_root,
+                policy=policy,
+                secrets=secrets,
+                allow_any_root=allow_any_root,
+            )
+        request = RestoreRequest(
+            checkpoint=checkpoint,
+            roots=await _restore_roots(sandbox, checkpoint, workspace_root, roots),
+            redactor=Redactor.build(secrets),
+            policy=policy,
+            paths=None if paths is None else [os.fsencode(p) for p in paths],
+            dry_run=dry_run,
+            verify=verify,
+            owners=owners,
+            reinject=reinject,
+            allow_empty=allow_empty,
+            allow_any_root=allow_any_root,
+            on_progress=on_progress,
+        )
+        return await restore(self._engine, request)
+
+    # ---- history
+
+    async def fork(
+        self, thread_id: str, checkpoint_id: str | None = None, *, to_thread_id: str, at_step: int | None = None
+    ) -> Checkpoint:
+        """Start the empty thread `to_thread_id` from a checkpoint (the head, or the newest at or before `at_step`)."""
+        return await history.fork(self._engine, thread_id, checkpoint_id, to_thread_id, at_step=at_step)
+
+    async def rewind(self, thread_id: str, checkpoint_id: str) -> Checkpoint:
+        """Append a checkpoint with the content of an older one. History is never rewritten."""
+        return await history.rewind(self._engine, thread_id, checkpoint_id)
+
+    async def label(self, thread_id: str, checkpoint_id: str, label: str | None) -> Checkpoint:
+        """Give a checkpoint a label, or take it away."""
+        return await history.set_label(self._engine, thread_id, checkpoint_id, label)
+
+    async def delete(self, thread_id: str, checkpoint_id: str) -> Checkpoint:
+        """Remove a checkpoint from its thread; what is returned is its last trace."""
+        return await history.delete(self._engine, thread_id, checkpoint_id)
+
+    async def delete_head(self, thread_id: str) -> Checkpoint:
+        """Remove the newest checkpoint; the one before becomes the head."""
+        return await history.delete(self._engine, thread_id, None)
+
+    async def get(self, thread_id: str, checkpoint_id: str | None = None, *, label: str | None = None) -> Checkpoint | None:
+        """A checkpoint by id, the newest with a label, or the head."""
+        if checkpoint_id is not None:
+            return await self.checkpoints.get(thread_id, checkpoint_id)
+        if label is not None:
+            return await self.checkpoints.by_label(thread_id, label)
+        return await self.checkpoints.head(thread_id)
+
+    async def list(self, thread_id: str) -> "list[Checkpoint]":
+        """All checkpoints of a thread, oldest first."""
+        return await self.checkpoints.checkpoints(thread_id)
+
+    async def threads(self) -> "list[ThreadInfo]":
+        """All threads that have a checkpoint, by id."""
+        return await self.checkpoints.threads()
+
+    async def resolve(self, spec: str, thread_id: str | None = None) -> Checkpoint:
+        """The checkpoint that `latest`, `label:L`, an id or a unique prefix of one names.
+
+        Raises `SnapshotError` `MISSING_CHECKPOINT`, or `AMBIGUOUS_ID` with the candidates.
+        """
+        if spec == "latest" or spec.startswith("label:"):
+            if thread_id is None:
+                raise SnapshotError(
+                    f"'{printable(spec)}' needs a thread.", code=Code.INVALID_REQUEST, hint="Name one (--thread)."
+                )
+            label = spec.removeprefix("label:") if spec != "latest" else None
+            found = await self.get(thread_id, label=label)
+            if found is None:
+                raise history.missing(thread_id, spec if label is not None else None)
+            return found
+        found_many = await self.checkpoints.find(spec, thread_id) if spec else []
+        exact = [c for c in found_many if c.id == spec]
+        if len(exact) == 1 or len(found_many) == 1:
+            return (exact or found_many)[0]
+        if not found_many:
+            where = f"Thread {printable(thread_id)}" if thread_id else "The repository"
+            raise SnapshotError(f"{where} has no checkpoint {printable(spec)}.", code=Code.MISSING_CHECKPOINT)
+        raise SnapshotError(
+            f"{printable(spec)} may be any of {', '.join(c.id for c in found_many)}.",
+            code=Code.AMBIGUOUS_ID,
+            hint="Give more of the id.",
+        )
+
+    # ---- looking inside
+
+    async def diff(self, a: Checkpoint, b: Checkpoint) -> Diff:
+        """How the trees of `b` differ from those of `a`."""
+        return await browse.diff(self._engine, a, b)
+
+    def ls(
+        self, checkpoint: Checkpoint, path: bytes = b"", *, recursive: bool = True, root: str | None = None
+    ) -> AsyncIterator[Entry]:
+        """Entries at and below a path, in walk order."""
+        return browse.list_entries(self._engine, checkpoint, path, recursive=recursive, root=root)
+
+    def open_file(self, checkpoint: Checkpoint, path: bytes, *, root: str | None = None) -> AsyncIterator[bytes]:
+        """A file's bytes, in pieces of some MiB."""
+        return browse.open_file(self._engine, checkpoint, path, root=root)
+
+    async def read_file(self, checkpoint: Checkpoint, path: bytes, *, root: str | None = None) -> bytes:
+        """A file's bytes at once."""
+        return b"".join([piece async for piece in self.open_file(checkpoint, path, root=root)])
+
+    async def read_artifact(self, checkpoint: Checkpoint, name: str) -> bytes:
+        """The bytes of an artifact."""
+        return await browse.read_artifact(self._engine, checkpoint, name)
+
+    async def read_conversation(self, checkpoint: Checkpoint) -> "list[Any]":
+        """The conversation saved with a checkpoint."""
+        return await browse.read_conversation(self._engine, checkpoint)
+
+    async def verify(self, *, read_data: bool = False, on_progress: ProgressCallback | None = None) -> VerifyReport:
+        """Check the database against the blob store; with `read_data` every stored byte. Changes nothing."""
+        return await verify(self._engine, read_data=read_data, on_progress=on_progress)
+
+    async def stats(self) -> RepositoryStats:
+        """Sizes and numbers."""
+        threads = await self.checkpoints.threads()
+        logical = 0
+        checkpoints = 0
+        for thread in threads:
+            for c in await self.checkpoints.checkpoints(thread.thread_id):
+                logical += c.totals.bytes
+                checkpoints += 1
+        packs = [p for p in await self.checkpoints.packs() if p.state in (PackState.LIVE, PackState.CONDEMNED)]
+        records, raw = await self.checkpoints.record_totals()
+        return RepositoryStats(len(threads), checkpoints, len(packs), records, logical, raw, sum(p.size for p in packs))
+
+
+async def _root_requests(sandbox: Any, policy: FilePolicy, workspace_root: str | None, roots: Roots | None) -> list[RootRequest]:
+    if roots is None:
+        return [RootRequest(DEFAULT_ROOT, await as_workspace(sandbox, workspace_root), policy)]
+    if workspace_root is not None:
+        raise SnapshotError("Give either workspace_root or roots.", code=Code.INVALID_REQUEST)
+    out = []
+    for name, spec in roots.items():
+        path, own = spec if isinstance(spec, tuple) else (spec, policy)
+        out.append(RootRequest(name, await as_workspace(sandbox, path), own))
+    return out
+
+
+async def _restore_roots(
+    sandbox: Any, checkpoint: Checkpoint, workspace_root: str | None, roots: Mapping[str, str] | None
+) -> dict[str, Workspace]:
+    if len(checkpoint.roots) == 1 and roots is None:
+        return {checkpoint.roots[0].name: await as_workspace(sandbox, workspace_root)}
+    if workspace_root is not None:
+        raise SnapshotError(
+            "The checkpoint has several roots.", code=Code.INVALID_REQUEST, hint="Give roots={name: path} instead of one."
+        )
+    unknown = sorted(set(roots or {}) - {r.name for r in checkpoint.roots})
+    if unknown:
+        raise SnapshotError(f"The checkpoint has no root {printable(unknown[0])}.", code=Code.INVALID_REQUEST)
+    places = {r.name: r.path for r in checkpoint.roots} if roots is None else dict(roots)
+    return {name: await as_workspace(sandbox, path) for name, path in places.items()}
+
+
+# -------------------------------------------------------------------------------------------------------- opening
+
+
+class OpenRepository:
+    """What `open_repository` returns: await it, or use it with `async with`."""
+
+    def __init__(self, url: str | os.PathLike[str], database: str | None, *, create: bool, exclusive: bool = False) -> None:
+        self._url = os.fspath(url)
+        self._database = database
+        self._create = create
+        self._exclusive = exclusive
+        self._repository: Repository | None = None
+
+    def __await__(self) -> Generator[Any, None, Repository]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Repository:
+        self._repository = await self._open()
+        return self._repository
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._repository is not None:
+            await self._repository.close()
+
+    async def _open(self) -> Repository:
+        blobs: BlobStore = open_blobs(self._url)
+        try:
+            config = await _read_config(blobs)
+            if config is not None and self._exclusive:
+                raise RepositoryError(
+                    f"There is a repository at {printable(self._url)} already.",
+                    code=Code.REPOSITORY_EXISTS,
+                    hint="Use it as it is.",
+                )
+            if config is None and not self._create:
+                raise RepositoryError(
+                    f"There is no repository at {printable(self._url)}.",
+                    code=Code.NO_REPOSITORY,
+                    hint=f"Create one with 'snapcore init --repo {printable(self._url)}'.",
+                )
+            store: CheckpointStore = open_database(self._database or _default_database(self._url))
+            try:
+                if config is None:
+                    config = await _create(blobs, store)
+                await _check_identity(store, config)
+            except BaseException:
+                await store.close()
+                raise
+        except BaseException:
+            await blobs.close()
+            raise
+        return Repository(blobs, store, config)
+
+
+def open_repository(
+    url: str | os.PathLike[str] = "~/.snapcore", *, database: str | None = None, create: bool = True
+) -> OpenRepository:
+    """Open the repository at `url` (a folder, `memory://`, or what an installed package adds); created when absent and `create`.
+
+    `database` is a SQLAlchemy URL; a folder has a SQLite file inside by default. Await the result, or use it with
+    `async with`. Raises `RepositoryError`: `NO_REPOSITORY`, `WRONG_DATABASE`, `UNSUPPORTED_FORMAT`, `DAMAGED`.
+    """
+    return OpenRepository(url, database, create=create)
+
+
+async def init_repository(url: str | os.PathLike[str], *, database: str | None = None) -> Repository:
+    """Create a repository and open it. Raises `RepositoryError` `REPOSITORY_EXISTS` when there is one."""
+    return await OpenRepository(url, database, create=True, exclusive=True)
+
+
+async def _read_config(blobs: BlobStore) -> RepositoryConfig | None:
+    if await blobs.head(CONFIG_KEY) is None:
+        return None
+    return decode_config(await blobs.get(CONFIG_KEY))
+
+
+def _default_database(url: str) -> str:
+    scheme, rest = split_scheme(url)
+    if scheme == "memory":
+        return "sqlite://"
+    if scheme == "file":
+        return "sqlite:///" + os.path.join(os.path.abspath(os.path.expanduser(rest)), DATABASE_NAME)
+    raise RepositoryError(
+        f"A repository at {scheme}:// needs a database.", code=Code.WRONG_DATABASE, hint="Give its URL (database=, --database)."
+    )
+
+
+async def _create(blobs: BlobStore, store: CheckpointStore) -> RepositoryConfig:
+    known = await store.identity()
+    if known is not None:
+        raise RepositoryError(
+            "The database belongs to another repository, or the repository's snapcore.json is gone.",
+            code=Code.WRONG_DATABASE,
+            hint="Give a fresh --database, or put snapcore.json back.",
+        )
+    config = new_config()
+    await blobs.put(CONFIG_KEY, encode_config(config))
+    # two processes may create it at once: what the blob store holds now is what counts
+    config = decode_config(await blobs.get(CONFIG_KEY))
+    await store.initialize(config.identity)
+    return config
+
+
+async def _check_identity(store: CheckpointStore, config: RepositoryConfig) -> None:
+    found = await store.identity()
+    if found == config.identity:
+        return
+    if found is None:
+        raise RepositoryError(
+            "The database of this repository is empty or missing.",
+            code=Code.WRONG_DATABASE,
+            hint="Give the right --database, or put its file back.",
+        )
+    raise RepositoryError(
+        "The database belongs to another repository.", code=Code.WRONG_DATABASE, hint="Give the right --database."
+    )
+
+
+@contextlib.asynccontextmanager
+async def borrowed(blobs: BlobStore, checkpoints: CheckpointStore) -> AsyncIterator[Repository]:
+    """A repository over a user's own open stores, which stay open. Created when the blob store is empty."""
+    config = await _read_config(blobs)
+    if config is None:
+        config = await _create(blobs, checkpoints)
+    await _check_identity(checkpoints, config)
+    repository = Repository(blobs, checkpoints, config)
+    try:
+        yield repository
+    finally:
+        repository._engine.workers.shutdown(wait=False, cancel_futures=True)

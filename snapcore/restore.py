@@ -1,0 +1,414 @@
+"""Restore: a checkpoint becomes the state of a workspace, exactly, or the workspace stays as it was."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from .capture import guard_root
+from .contents import ContentStager, same_contents
+from .engine import Engine, finish
+from .errors import Code, RepositoryError, SnapcoreError, SnapshotError, printable
+from .model import Checkpoint, Entry, FileStat, Kind, Progress, RootState, StatPage, StatUpdate
+from .protocols import Pin, ProgressCallback, Stage, SwapReport, Workspace
+from .records import RecordReader
+from .redaction import Redactor
+from .restoreplan import Counts, RestorePlanner, Scope, Window, link_target
+from .selection import FilePolicy
+from .statcache import digest_salt, make_stat_page
+from .target import LOAD_PAGES, Target, load_target
+from .treeslices import slice_scan
+
+__all__ = ["Receipt", "RestorePlan", "RestoreRequest", "restore"]
+
+PIN_SECONDS: Final = 3600.0
+SHOWN_PATHS: Final = 20
+TreePath = bytes  # a path relative to its root
+TICK_SECONDS: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """What a restore would do: paths to remove, to add and to change (relative to their root), bytes to write."""
+
+    removes: tuple[bytes, ...]
+    adds: tuple[bytes, ...]
+    changes: tuple[bytes, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What a restore did, after its result was checked.
+
+    `files`, `folders`, `links` and `bytes` are what the checkpoint holds. `added`, `changed`, `removed` and `unchanged` count
+    entries. `kept` are paths that are not in the checkpoint and were left alone. `differences` are (path, reason) of what
+    the target could not hold. `redacted` are files whose secrets stayed zeroed. `plan` is set for a dry run.
+    """
+
+    checkpoint_id: str
+    content_id: bytes
+    files: int
+    folders: int
+    links: int
+    bytes: int
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+    unchanged: int = 0
+    bytes_written: int = 0
+    kept: tuple[TreePath, ...] = ()
+    differences: tuple[tuple[TreePath, str], ...] = ()
+    redacted: tuple[TreePath, ...] = ()
+    dry_run: bool = False
+    plan: RestorePlan | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreRequest:
+    """What to restore and how; see `Repository.restore` for each. `roots` gives the workspace of each root by name."""
+
+    checkpoint: Checkpoint
+    roots: Mapping[str, Workspace]
+    redactor: Redactor
+    policy: FilePolicy | None = None
+    paths: Sequence[bytes] | None = None
+    dry_run: bool = False
+    verify: Literal["stat", "content"] = "stat"
+    owners: bool = False
+    reinject: bool = False
+    allow_empty: bool = False
+    allow_any_root: bool = False
+    on_progress: ProgressCallback | None = None
+
+
+async def restore(engine: Engine, request: RestoreRequest) -> Receipt:
+    """Restore every root. Until all is staged and verified a failure leaves the workspace exactly as it was."""
+    try:
+        return await _Restore(engine, request).run()
+    except SnapcoreError as error:
+        request.redactor.scrub_error(error)
+        raise
+
+
+@dataclass(slots=True)
+class _Root:
+    """One root on its way."""
+
+    state: RootState
+    workspace: Workspace
+    policy: FilePolicy
+    target: Target
+    planner: RestorePlanner
+    stage: Stage | None = None
+    stager: ContentStager | None = None
+    window: Window = field(default_factory=Window)
+    report: SwapReport = field(default_factory=SwapReport)
+    differences: list[tuple[bytes, str]] = field(default_factory=list)
+
+
+class _Restore:
+    def __init__(self, engine: Engine, request: RestoreRequest) -> None:
+        self._engine = engine
+        self._request = request
+        self._reader = RecordReader(engine)
+        self._scope = Scope(request.paths)
+        self._files = 0
+        self._bytes = 0
+
+    async def run(self) -> Receipt:
+        r = self._request
+        if not r.allow_any_root:
+            for workspace in r.roots.values():
+                guard_root(workspace.root)
+        async with _pinned(self._engine, r.checkpoint), self._progress(), AsyncExitStack() as stages:
+            roots = [await self._prepare(state) for state in r.checkpoint.roots if state.name in r.roots]
+            if r.dry_run:
+                return await self._dry_run(roots)
+            for root in roots:
+                root.stage = await root.workspace.open_stage()
+                stages.push_async_callback(_abort, root.stage)
+                root.stager = ContentStager(
+                    self._engine, self._reader, root.stage, owners=r.owners, reinject=r.redactor if r.reinject else None
+                )
+                await self._stage(root, root.stage, root.stager)
+            for root in roots:
+                if root.stage is not None:
+                    await root.stage.seal(durable=root.planner.replaces)
+            stages.pop_all()
+            await finish(self._swap(roots))
+            for root in roots:
+                await self._settle(root)
+        return self._receipt(roots)
+
+    # ---- planning and staging
+
+    async def _prepare(self, state: RootState) -> _Root:
+        r = self._request
+        policy = r.policy or FilePolicy.from_record(state.policy)
+        target = await load_target(self._reader, state)
+        self._check_scope(target)
+        workspace = r.roots[state.name]
+        planner = RestorePlanner(
+            engine=self._engine,
+            reader=self._reader,
+            workspace=workspace,
+            target=target,
+            selection=policy.compile(),
+            sandbox_id=self._sandbox_id,
+            scope=self._scope,
+            owners=r.owners,
+            restrict=r.policy is not None,
+            cross_mounts=policy.cross_mounts,
+        )
+        return _Root(state, workspace, policy, target, planner)
+
+    @property
+    def _sandbox_id(self) -> str:
+        first = self._request.checkpoint.roots[0].name
+        return self._request.roots[first].sandbox_id
+
+    def _check_scope(self, target: Target) -> None:
+        if self._scope.whole or len(self._request.checkpoint.roots) > 1:
+            return
+        for path in self._scope.paths:
+            parent = path.rpartition(b"/")[0]
+            if path not in target.folders and parent not in target.folders:
+                raise SnapshotError(f"The checkpoint has no {printable(path)}.", code=Code.INVALID_REQUEST, paths=[path])
+
+    async def _stage(self, root: _Root, stage: Stage, stager: ContentStager) -> None:
+        async for window in root.planner.windows():
+            if window.structure:
+                await stage.write(window.structure)
+            if window.files:
+                await stager.write(window.files)
+            if window.links:
+                await stage.write(window.links)
+            if window.steps:
+                await stage.log(window.steps)
+            self._files = stager.files_written
+            self._bytes = stager.bytes_written
+        self._guard_empty(root)
+
+    def _guard_empty(self, root: _Root) -> None:
+        totals = root.state.totals
+        empty = not (totals.files or totals.folders or totals.links)
+        if empty and root.planner.counts.removed and not self._request.allow_empty:
+            raise SnapshotError(
+                f"The checkpoint is empty: {root.planner.counts.removed} entries of {printable(root.workspace.root)} would go.",
+                code=Code.EMPTY_RESTORE,
+                hint="Pass allow_empty=True (--allow-empty) if that is meant.",
+            )
+
+    async def _dry_run(self, roots: Sequence[_Root]) -> Receipt:
+        removes: list[bytes] = []
+        adds: list[bytes] = []
+        changes: list[bytes] = []
+        size = 0
+        for root in roots:
+            async for window in root.planner.windows():
+                removes += window.removes
+                adds += window.adds
+                changes += window.changes
+                size += sum(t.entry.size for t in window.files)
+            self._guard_empty(root)
+        plan = RestorePlan(tuple(removes), tuple(adds), tuple(changes), size)
+        return self._receipt(roots, plan)
+
+    # ---- after the swap
+
+    async def _swap(self, roots: Sequence[_Root]) -> None:
+        for root in roots:
+            if root.stage is not None:
+                root.report = await root.stage.swap()
+
+    async def _settle(self, root: _Root) -> None:
+        """Check the result, and remember what was seen, so that the next capture is incremental."""
+        clock = await root.workspace.clock()
+        # changes made from now on must show in the times that are remembered below
+        await asyncio.sleep(clock.granularity_ns / 1e9)
+        clock = await root.workspace.clock()
+        trusted_before = clock.now_ns - clock.granularity_ns
+        undone = dict(root.report.undone)
+        root.differences = list(root.report.undone)
+        wrong: list[tuple[bytes, str]] = []
+        pages: list[StatPage] = []
+        salt = digest_salt(root.state.policy)
+        selection = root.policy.compile()
+        group: list[tuple[bytes, list[FileStat]]] = []
+
+        async def check() -> None:
+            entries = await root.target.entries([i for i, _ in group])
+            for page_id, stats in group:
+                plain = [s for s in stats if not s.note and s.kind <= Kind.LINK]
+                problems = self._compare(root, entries[page_id], plain, undone)
+                root.differences += [(p, why) for p, why, grave in problems if not grave]
+                wrong.extend((p, why) for p, why, grave in problems if grave)
+                if not problems and len(plain) == len(entries[page_id]):
+                    pages.append(make_stat_page(page_id, plain, salt, trusted_before))
+            if self._request.verify == "content":
+                wrong.extend(await self._read_back(root, [(entries[i], s) for i, s in group]))
+            group.clear()
+
+        async for page, stats in slice_scan(
+            root.workspace.scan(selection, cross_mounts=root.policy.cross_mounts), root.target.pages
+        ):
+            group.append((page.page_id, stats))
+            if len(group) >= LOAD_PAGES:
+                await check()
+        await check()
+        if self._scope.whole:
+            await self._remember(root, pages)
+        if wrong:
+            shown = ", ".join(f"{printable(p)} ({why})" for p, why in wrong[:SHOWN_PATHS])
+            raise SnapshotError(
+                f"The restored workspace is not as the checkpoint: {shown}.",
+                code=Code.VERIFY_FAILED,
+                paths=[p for p, _ in wrong],
+                hint="Something else changes these files. Stop it, then restore again.",
+            )
+
+    def _compare(
+        self, root: _Root, entries: Sequence[Entry], stats: Sequence[FileStat], undone: Mapping[bytes, str]
+    ) -> list[tuple[bytes, str, bool]]:
+        """(path, reason, grave) of each entry that is not as it should be; what the target cannot hold is not grave."""
+        current = {s.path: s for s in stats}
+        able = root.workspace.capabilities
+        excludes = root.policy.compile().excludes if self._request.policy is not None else None
+        prefix = root.workspace.root.rstrip("/").encode("utf-8", "surrogateescape") or b"/"
+        out = []
+        for e in entries:
+            if e.path in undone or not self._scope.holds(e.path) or (excludes is not None and excludes(e.path, e.kind)):
+                continue
+            s = current.pop(e.path, None)
+            if s is None:
+                if not _below(e.path, root.planner.kept):
+                    out.append((e.path, "missing", able.symlinks or e.kind != Kind.LINK))
+            elif s.kind != e.kind:
+                out.append((e.path, f"is a {Kind.NAMES[s.kind]}", True))
+            elif e.kind == Kind.LINK:
+                if s.target != link_target(e, prefix):
+                    out.append((e.path, "another target", True))
+            else:
+                mode = e.mode if self._request.owners else e.mode & 0o1777
+                if e.kind == Kind.FILE and s.size != e.size:
+                    out.append((e.path, f"{s.size} bytes instead of {e.size}", True))
+                elif e.kind == Kind.FILE and s.mtime_ns != e.mtime_ns:
+                    out.append((e.path, "another modification time", able.mtimes))
+                if s.mode != mode:
+                    out.append((e.path, f"mode {s.mode:o} instead of {mode:o}", False))
+                elif mode != e.mode:
+                    out.append((e.path, f"mode {mode:o} instead of {e.mode:o}: setuid and setgid need owners=True", False))
+        return out
+
+    async def _read_back(
+        self, root: _Root, pages: Sequence[tuple[Sequence[Entry], Sequence[FileStat]]]
+    ) -> list[tuple[bytes, str]]:
+        pairs = []
+        for entries, stats in pages:
+            current = {s.path: s for s in stats if s.kind == Kind.FILE and not s.note}
+            for e in entries:
+                s = current.get(e.path)
+                if e.kind == Kind.FILE and s is not None and s.size == e.size and self._scope.holds(e.path):
+                    pairs.append((s, e))
+        same = await same_contents(self._engine, self._reader, root.workspace, pairs)
+        return [(e.path, "other bytes") for (_, e), equal in zip(pairs, same, strict=True) if not equal]
+
+    async def _remember(self, root: _Root, pages: Sequence[StatPage]) -> None:
+        update = StatUpdate(
+            sandbox_id=self._sandbox_id,
+            root=root.state.name,
+            manifest=root.state.manifest,
+            saved=tuple(pages),
+            replace=True,
+            redaction=self._request.checkpoint.redaction,
+        )
+        try:
+            await self._engine.checkpoints.save_stats([update])
+        except RepositoryError as error:
+            if error.code != Code.READ_ONLY:
+                raise
+
+    def _receipt(self, roots: Sequence[_Root], plan: RestorePlan | None = None) -> Receipt:
+        checkpoint = self._request.checkpoint
+        totals = checkpoint.totals
+        counts = [root.planner.counts for root in roots] or [Counts()]
+        return Receipt(
+            checkpoint_id=checkpoint.id,
+            content_id=checkpoint.content_id,
+            files=totals.files,
+            folders=totals.folders,
+            links=totals.links,
+            bytes=totals.bytes,
+            added=sum(c.added for c in counts),
+            changed=sum(c.changed for c in counts),
+            removed=sum(c.removed for c in counts),
+            unchanged=sum(c.unchanged for c in counts),
+            bytes_written=sum(root.stager.bytes_written for root in roots if root.stager is not None),
+            kept=tuple(p for root in roots for p in root.planner.kept),
+            differences=tuple(d for root in roots for d in root.differences),
+            redacted=tuple(sorted(p for root in roots if root.stager is not None for p in root.stager.still_redacted)),
+            dry_run=plan is not None,
+            plan=plan,
+        )
+
+    @asynccontextmanager
+    async def _progress(self) -> AsyncIterator[None]:
+        callback = self._request.on_progress
+        if callback is None:
+            yield
+            return
+        totals = self._request.checkpoint.totals
+
+        def report() -> None:
+            callback(Progress("restore", self._files, self._bytes, totals.files, totals.bytes))
+
+        async def tick() -> None:
+            while True:
+                report()
+                await asyncio.sleep(TICK_SECONDS)
+
+        ticking = asyncio.create_task(tick())
+        try:
+            yield
+            report()
+        finally:
+            ticking.cancel()
+            await asyncio.gather(ticking, return_exceptions=True)
+
+
+def _below(path: bytes, kept: Sequence[bytes]) -> bool:
+    return any(path == k or path.startswith(k + b"/") for k in kept)
+
+
+async def _abort(stage: Stage) -> None:
+    await finish(stage.abort())
+
+
+@asynccontextmanager
+async def _pinned(engine: Engine, checkpoint: Checkpoint) -> AsyncIterator[None]:
+    """Hold the checkpoint's records against gc. With a read-only database there is no hold, and no gc that could be told."""
+    roots = [root.manifest for root in checkpoint.roots] + [checkpoint.record_id]
+    try:
+        pin: Pin | None = await finish(engine.checkpoints.pin(roots, (checkpoint.thread_id, checkpoint.id), ttl=PIN_SECONDS))
+    except RepositoryError as error:
+        if error.code != Code.READ_ONLY:
+            raise
+        pin = None
+    if pin is None:
+        yield
+        return
+
+    async def renew(held: Pin) -> None:
+        while True:
+            await asyncio.sleep(PIN_SECONDS / 3)
+            held = await engine.checkpoints.renew_pin(held, ttl=PIN_SECONDS)
+
+    renewing = asyncio.create_task(renew(pin))
+    try:
+        yield
+    finally:
+        renewing.cancel()
+        await asyncio.gather(renewing, return_exceptions=True)
+        await finish(engine.checkpoints.unpin(pin))

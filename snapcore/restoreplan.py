@@ -1,0 +1,446 @@
+"""Planning a restore: the target's manifest merged with the tree as it is, as a stream of small windows.
+
+Nothing here changes the workspace. Each window says what to stage and which steps the swap will take for it; the end of
+the stream adds the removal of folders and the metadata of folders that the swap touches.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from .contents import FileTask, same_contents
+from .engine import Engine
+from .errors import Code, SnapshotError, printable
+from .model import Entry, FileStat, Kind, Note, StatPage
+from .protocols import (
+    PlaceStep,
+    RemoveStep,
+    SetMetaStep,
+    StageFolder,
+    StageHardLink,
+    StageLink,
+    Step,
+    Workspace,
+)
+from .records import RecordReader
+from .selection import Selection
+from .statcache import digest_salt, page_digest, read_stat_page
+from .target import LOAD_PAGES, Target
+from .treeslices import slice_scan
+
+__all__ = ["Counts", "RestorePlanner", "Scope", "Window", "link_target"]
+
+
+class Scope:
+    """Which paths a restore is about: all, or those at and below the paths asked for."""
+
+    def __init__(self, paths: Iterable[bytes] | None) -> None:
+        self._paths = None if paths is None else frozenset(p.strip(b"/") for p in paths)
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is meant."""
+        return self._paths is None or b"" in self._paths
+
+    @property
+    def paths(self) -> frozenset[bytes]:
+        """The paths asked for."""
+        return self._paths or frozenset()
+
+    def holds(self, path: bytes) -> bool:
+        """Whether `path` is one of the paths or lies below one."""
+        if self.whole:
+            return True
+        return any(path == p or path.startswith(p + b"/") for p in self.paths)
+
+    def leads_to(self, path: bytes) -> bool:
+        """Whether one of the paths lies below `path`."""
+        return any(not path or p.startswith(path + b"/") for p in self.paths)
+
+
+@dataclass(slots=True)
+class Counts:
+    """How many entries are added, changed, removed, and left as they are."""
+
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+    unchanged: int = 0
+
+
+@dataclass(slots=True)
+class Window:
+    """A part of a restore: what to stage, in this order, and the steps for the swap."""
+
+    structure: list[StageFolder | StageLink] = field(default_factory=list)
+    files: list[FileTask] = field(default_factory=list)
+    links: list[StageHardLink] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    adds: list[bytes] = field(default_factory=list)
+    changes: list[bytes] = field(default_factory=list)
+    removes: list[bytes] = field(default_factory=list)
+
+
+class _LinkGroup:
+    """A hard-link group on its way: the names that may stay as they are, or the staged file that all names become."""
+
+    __slots__ = ("entry", "inode", "kept", "staged")
+
+    def __init__(self) -> None:
+        self.entry: Entry | None = None
+        self.inode: tuple[int, int] | None = None
+        self.kept: list[bytes] = []
+        self.staged: bytes | None = None
+
+
+def link_target(entry: Entry, root: bytes) -> bytes:
+    """The target to write for a link: one that was absolute into the root follows the root."""
+    if not entry.in_root:
+        return entry.target
+    return root + b"/" + entry.target if entry.target else root
+
+
+class RestorePlanner:
+    """Plans the restore of one root. `counts`, `kept` and `blocked` are complete when the stream has ended."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        reader: RecordReader,
+        workspace: Workspace,
+        target: Target,
+        selection: Selection,
+        sandbox_id: str,
+        scope: Scope,
+        owners: bool,
+        restrict: bool,
+        cross_mounts: bool,
+    ) -> None:
+        self._engine = engine
+        self._reader = reader
+        self._workspace = workspace
+        self._target = target
+        self._selection = selection
+        self._sandbox_id = sandbox_id
+        self._scope = scope
+        self._owners = owners
+        self._restrict = restrict
+        self._cross_mounts = cross_mounts
+        self._root = workspace.root.rstrip("/").encode("utf-8", "surrogateescape") or b"/"
+        self._salt = digest_salt(target.root.policy)
+        self._skipped = frozenset(s.path for s in target.root.skipped)
+        self._kept_below: bytes | None = None
+        self._left_out: bytes | None = None
+        self._new_folder: tuple[bytes, bytes] | None = None
+        self._staged = 0
+        self._inodes: dict[tuple[int, int], bytes] = {}
+        self._groups: dict[bytes, _LinkGroup] = {}
+        self._removed_folders: list[bytes] = []
+        self._conflicts: set[bytes] = set()
+        self._stay: set[bytes] = set()
+        self._touched: set[bytes] = {b""}
+        self._window = Window()
+        self.counts = Counts()
+        self.kept: list[bytes] = []
+        self.current_entries = 0
+        self.replaces = False
+
+    async def windows(self) -> AsyncIterator[Window]:
+        """The plan, part by part. Raises `SnapshotError` `RESTORE_BLOCKED` at the end when a folder that holds files to be kept
+        stands where a file or link must go."""
+        group = []
+        digests = await self._engine.checkpoints.stat_digests(self._sandbox_id, self._target.root.name)
+        scan = self._workspace.scan(self._selection, cross_mounts=self._cross_mounts)
+        async for page, stats in slice_scan(scan, self._target.pages):
+            group.append((page.page_id, stats))
+            if len(group) >= LOAD_PAGES:
+                yield await self._plan(group, digests)
+                group = []
+        yield await self._plan(group, digests)
+        yield self._end()
+
+    async def _plan(self, group: Sequence[tuple[bytes, list[FileStat]]], digests: dict[bytes, bytes]) -> Window:
+        self._window = Window()
+        entries = await self._target.entries([i for i, _ in group])
+        unequal = {i for i, stats in group if not self._equal(digests.get(i), stats, len(entries[i]))}
+        rows = await self._engine.checkpoints.stat_pages(self._sandbox_id, self._target.root.name, unequal & digests.keys())
+        known: dict[bytes, bool] = {}
+        pairs: list[tuple[list[Entry], list[FileStat]]] = []
+        doubtful: list[tuple[FileStat, Entry]] = []
+        for page_id, stats in group:
+            pairs.append((entries[page_id], stats))
+            if page_id not in unequal:
+                known.update((e.path, True) for e in entries[page_id])
+            else:
+                doubtful += _doubtful(entries[page_id], stats, rows.get(page_id), known)
+        if doubtful:
+            same = await same_contents(self._engine, self._reader, self._workspace, doubtful)
+            known.update((e.path, equal) for (_, e), equal in zip(doubtful, same, strict=True))
+        for page_entries, stats in pairs:
+            self._merge(page_entries, stats, known)
+        return self._window
+
+    def _equal(self, digest: bytes | None, stats: Sequence[FileStat], entries: int) -> bool:
+        if not digest:
+            return False
+        plain = [s for s in stats if not s.note and s.kind <= Kind.LINK]
+        return len(plain) == entries and page_digest(plain, self._salt) == digest
+
+    # ---- the merge
+
+    def _merge(self, entries: Sequence[Entry], stats: Sequence[FileStat], known: dict[bytes, bool]) -> None:
+        """Both lists are in walk order."""
+        current = {s.path: s for s in stats}
+        wanted = {e.path for e in entries}
+        by_path = {e.path: e for e in entries}
+        for path in by_path if current.keys() == wanted else sorted(wanted | current.keys(), key=_walk_order):
+            entry, stat = by_path.get(path), current.get(path)
+            if stat is not None:
+                self.current_entries += bool(path)
+            if stat is not None and self._keeps(stat):
+                self._keep(path)
+            elif entry is None and stat is not None:
+                self._remove(stat)
+            elif entry is not None and self._wanted(entry):
+                if stat is None:
+                    self._add(entry)
+                else:
+                    self._bring_in_line(entry, stat, known.get(path, False))
+
+    def _keeps(self, stat: FileStat) -> bool:
+        path = stat.path
+        if self._kept_below is not None and path.startswith(self._kept_below):
+            return True
+        keeps = stat.note in (Note.EXCLUDED, Note.MOUNT, Note.UNREADABLE) or path in self._skipped
+        if keeps and path:
+            self._kept_below = path + b"/"
+        return keeps and bool(path)
+
+    def _keep(self, path: bytes) -> None:
+        self.kept.append(path)
+        self._stay_above(path)
+
+    def _stay_above(self, path: bytes) -> None:
+        folder = path
+        while folder:
+            folder = folder.rpartition(b"/")[0]
+            if folder in self._stay:
+                return
+            self._stay.add(folder)
+
+    def _wanted(self, entry: Entry) -> bool:
+        path = entry.path
+        if self._kept_below is not None and path.startswith(self._kept_below):
+            return False
+        if self._restrict:
+            if self._left_out is not None and path.startswith(self._left_out):
+                return False
+            if path and self._selection.excludes(path, entry.kind):
+                self._left_out = path + b"/"
+                self._keep(path)
+                return False
+        return self._scope.holds(path) or (entry.kind == Kind.DIR and self._scope.leads_to(path))
+
+    def _remove(self, stat: FileStat) -> None:
+        path = stat.path
+        if not self._scope.holds(path):
+            self._stay_above(path)
+            return
+        if stat.kind == Kind.DIR:
+            self._removed_folders.append(path)
+            return
+        self._window.steps.append(RemoveStep(path, folder=False))
+        self._window.removes.append(path)
+        self.counts.removed += 1
+        self.replaces = True
+        self._touch_parent(path)
+
+    def _add(self, entry: Entry) -> None:
+        self.counts.added += 1
+        self._window.adds.append(entry.path)
+        self._stage(entry)
+
+    def _change(self, entry: Entry) -> None:
+        self.counts.changed += 1
+        self.replaces = True
+        self._window.changes.append(entry.path)
+
+    def _bring_in_line(self, entry: Entry, stat: FileStat, same: bool) -> None:
+        if entry.kind != stat.kind:
+            self._replace_kind(entry, stat)
+        elif entry.kind == Kind.DIR:
+            self._match_folder(entry, stat)
+        elif entry.kind == Kind.LINK:
+            same = stat.target == link_target(entry, self._root) and stat.mtime_ns == entry.mtime_ns
+            if same and self._same_owner(entry, stat):
+                self.counts.unchanged += 1
+            else:
+                self._change(entry)
+                self._stage(entry)
+        else:
+            self._match_file(entry, stat, same)
+
+    def _replace_kind(self, entry: Entry, stat: FileStat) -> None:
+        path = entry.path
+        if stat.kind == Kind.DIR:
+            self._removed_folders.append(path)
+            self._conflicts.add(path)
+        elif entry.kind == Kind.DIR:
+            self._window.steps.append(RemoveStep(path, folder=False))
+        self._change(entry)
+        self._stage(entry)
+
+    def _match_folder(self, entry: Entry, stat: FileStat) -> None:
+        if not self._scope.holds(entry.path):
+            return
+        same = stat.mode == self._mode(entry) and stat.mtime_ns == entry.mtime_ns and self._same_owner(entry, stat)
+        if same:
+            self.counts.unchanged += 1
+        else:
+            self._touched.add(entry.path)
+            if stat.mode != self._mode(entry) or not self._same_owner(entry, stat):
+                self._change(entry)
+            else:
+                self.counts.unchanged += 1
+
+    def _match_file(self, entry: Entry, stat: FileStat, same: bool) -> None:
+        first = entry.hardlink or (entry.path if entry.path in self._target.groups else b"")
+        same_meta = stat.mode == self._mode(entry) and stat.mtime_ns == entry.mtime_ns and self._same_owner(entry, stat)
+        if first:
+            self._match_hard_link(entry, stat, first, same=same and same_meta)
+            return
+        alone = stat.nlink <= 1 or self._claim_inode(stat, entry.path)
+        if same and alone and (same_meta or stat.nlink <= 1):
+            if same_meta:
+                self.counts.unchanged += 1
+                return
+            owner = (entry.uid, entry.gid) if self._owners else None
+            self._change(entry)
+            self._window.steps.append(SetMetaStep(entry.path, self._mode(entry), entry.mtime_ns, owner))
+            return
+        self._change(entry)
+        self._stage(entry)
+
+    def _match_hard_link(self, entry: Entry, stat: FileStat, first: bytes, *, same: bool) -> None:
+        group = self._groups.setdefault(first, _LinkGroup())
+        inode = (stat.device, stat.inode)
+        fits = same and group.staged is None
+        if fits and group.inode is None:
+            fits = self._claim_inode(stat, first)
+            group.inode = inode if fits else None
+        elif fits:
+            fits = group.inode == inode
+        if fits:
+            group.entry = entry
+            group.kept.append(entry.path)
+            self.counts.unchanged += 1
+        else:
+            self._change(entry)
+            self._stage(entry)
+
+    def _claim_inode(self, stat: FileStat, path: bytes) -> bool:
+        return self._inodes.setdefault((stat.device, stat.inode), path) == path
+
+    def _same_owner(self, entry: Entry, stat: FileStat) -> bool:
+        return not self._owners or (entry.uid, entry.gid) == (stat.uid, stat.gid)
+
+    def _mode(self, entry: Entry) -> int:
+        return entry.mode if self._owners else entry.mode & 0o1777
+
+    # ---- staging
+
+    def _stage(self, entry: Entry) -> None:
+        window = self._window
+        if entry.kind == Kind.DIR:
+            staged = self._place(entry.path)
+            window.structure.append(StageFolder(staged))
+            if self._new_folder is None or not entry.path.startswith(self._new_folder[0]):
+                self._new_folder = (entry.path + b"/", staged + b"/")
+            self._touched.add(entry.path)
+        elif entry.kind == Kind.LINK:
+            owner = (entry.uid, entry.gid) if self._owners else None
+            window.structure.append(StageLink(self._place(entry.path), link_target(entry, self._root), entry.mtime_ns, owner))
+        else:
+            self._stage_file(entry)
+
+    def _stage_file(self, entry: Entry) -> None:
+        first = entry.hardlink or (entry.path if entry.path in self._target.groups else b"")
+        group = self._groups.setdefault(first, _LinkGroup()) if first else None
+        staged = self._place(entry.path)
+        if group is not None and group.staged is not None:
+            self._window.links.append(StageHardLink(staged, group.staged))
+            return
+        self._window.files.append(FileTask(staged, entry))
+        if group is not None:
+            group.staged = staged
+            for path in group.kept:  # names that looked right, but lead to another file than this one
+                self._window.links.append(StageHardLink(self._place(path), staged))
+                self.counts.unchanged -= 1
+                self._window.changes.append(path)
+                self.counts.changed += 1
+            group.kept.clear()
+
+    def _place(self, path: bytes) -> bytes:
+        """Where in the stage the entry for `path` goes; new folders are staged with all they hold and placed as a whole."""
+        if self._new_folder is not None and path.startswith(self._new_folder[0]):
+            return self._new_folder[1] + path[len(self._new_folder[0]) :]
+        staged = b"%d" % self._staged
+        self._staged += 1
+        self._window.steps.append(PlaceStep(staged, path))
+        self._touch_parent(path)
+        return staged
+
+    def _touch_parent(self, path: bytes) -> None:
+        self._touched.add(path.rpartition(b"/")[0])
+
+    # ---- the end
+
+    def _end(self) -> Window:
+        window = self._window = Window()
+        blocked = sorted(self._conflicts & self._stay)
+        if blocked:
+            raise SnapshotError(
+                "Folders that hold files to be kept (excluded, skipped, mounted) stand where the checkpoint has something else: "
+                + ", ".join(printable(p) for p in blocked[:20])
+                + ".",
+                code=Code.RESTORE_BLOCKED,
+                paths=blocked,
+                hint="Move those files away, or restore with a policy that includes them.",
+            )
+        for path in self._removed_folders:
+            if path not in self._stay:
+                window.steps.append(RemoveStep(path, folder=True))
+                self._touch_parent(path)
+                if path not in self._conflicts:
+                    window.removes.append(path)
+                    self.counts.removed += 1
+                self.replaces = True
+        for path in sorted(self._touched, key=_walk_order):
+            entry = self._target.folders.get(path)
+            if entry is not None:
+                owner = (entry.uid, entry.gid) if self._owners else None
+                window.steps.append(SetMetaStep(path, self._mode(entry), entry.mtime_ns, owner))
+        return window
+
+
+def _walk_order(path: bytes) -> bytes:
+    return path.replace(b"/", b"\0")
+
+
+def _doubtful(
+    entries: Sequence[Entry], stats: Sequence[FileStat], row: StatPage | None, known: dict[bytes, bool]
+) -> list[tuple[FileStat, Entry]]:
+    """Files whose content has to be read to know; what is known for certain goes into `known`."""
+    cached = read_stat_page(row) if row is not None else []
+    times = dict(zip((e.path for e in entries), cached, strict=True)) if len(cached) == len(entries) else {}
+    current = {s.path: s for s in stats if not s.note and s.kind == Kind.FILE}
+    out = []
+    for e in entries:
+        s = current.get(e.path)
+        if s is None or e.kind != Kind.FILE or s.size != e.size:
+            continue
+        if not e.size or (s.mtime_ns == e.mtime_ns and times.get(e.path) == (s.ctime_ns, s.inode)):
+            known[e.path] = True
+        else:
+            out.append((s, e))
+    return out

@@ -1,0 +1,55 @@
+"""The stat cache: what lets the next capture of the same sandbox skip files that it need not read.
+
+For each manifest page of a root: a digest of what the scan said of its entries, and (ctime, inode) of each. An entry whose
+times are too fresh for the next change to be sure to show is marked untrusted, and its page gets no digest.
+"""
+
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+
+from .model import FileStat, Kind, PolicyRecord, StatPage
+
+__all__ = ["UNTRUSTED", "digest_salt", "make_stat_page", "page_digest", "read_stat_page"]
+
+UNTRUSTED: Final = -1
+NO_DIGEST: Final = b""
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(list[tuple[int, int]])
+
+
+def digest_salt(policy: PolicyRecord) -> bytes:
+    """What a page's digest depends on besides its stats: under another policy every page is looked at again, since a hard-link
+    group may have another first member."""
+    return _encoder.encode(policy)
+
+
+def page_digest(stats: Sequence[FileStat], salt: bytes) -> bytes:
+    """A digest of all that a scan said of the entries of one page."""
+    return blake3(salt + _encoder.encode(stats)).digest()
+
+
+def make_stat_page(page_id: bytes, stats: Sequence[FileStat], salt: bytes, trusted_before_ns: int) -> StatPage:
+    """The cache of one page. Entries changed at `trusted_before_ns` or later are not trusted next time."""
+    rows = []
+    trusted = True
+    for s in stats:
+        if s.kind == Kind.FILE and (s.mtime_ns >= trusted_before_ns or s.ctime_ns >= trusted_before_ns):
+            rows.append((UNTRUSTED, s.inode))
+            trusted = False
+        else:
+            rows.append((s.ctime_ns, s.inode))
+    digest = page_digest(stats, salt) if trusted else NO_DIGEST
+    return StatPage(page_id, digest, zlib.compress(_encoder.encode(rows), 1))
+
+
+def read_stat_page(page: StatPage) -> list[tuple[int, int]]:
+    """(ctime_ns, inode) of each entry, in the page's order; empty when the row is damaged, which costs a read and no more."""
+    try:
+        return _decoder.decode(zlib.decompress(page.data))
+    except (zlib.error, msgspec.MsgspecError):
+        return []

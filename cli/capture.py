@@ -1,27 +1,24 @@
 """`snapcore capture`."""
 
-import os
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snapcore.errors import CheckpointWriterConflictError
+from snapcore.errors import CheckpointWriterConflictError, SnapshotError
 
-from .options import SecretEnv, SecretFile, Thread, Wait
+from .options import AllowAnyRoot, SecretEnv, SecretFile, Thread, Wait
 from .output import checkpoint_fields, count, path_fields, print_json, print_line, size
 from .progress import progress
-from .runtime import Exit, Invocation, UsageError, command, secrets
+from .runtime import Exit, Invocation, UsageError, command, places, secrets
 
 if TYPE_CHECKING:
     from snapcore.capture import CaptureReport
-    from snapcore.selection import FilePolicy
 
 __all__ = ["capture"]
 
 Directory = Annotated[
-    str | None, typer.Argument(metavar="DIR", help="The folder, or another sandbox's address. May be left out with --root.")
+    str | None, typer.Argument(metavar="DIR", help="The folder, or another sandbox's address. Not with --root.")
 ]
 Pattern = list[str] | None
 
@@ -82,27 +79,30 @@ async def capture(
         str | None, typer.Option("--idempotency-key", help="Captured under this key before: that checkpoint is the result.")
     ] = None,
     checkpoint_id: Annotated[str | None, typer.Option("--id", help="The id of the new checkpoint.")] = None,
-    allow_any_root: Annotated[bool, typer.Option("--allow-any-root", help="Even / or a home folder.")] = False,
+    allow_any_root: AllowAnyRoot = False,
 ) -> int:
     """Save a folder as a new checkpoint of a thread."""
     from snapcore.selection import FilePolicy
 
-    policy = FilePolicy(
-        include=include or (),
-        exclude=exclude or (),
-        defaults=not everything,
-        keep_git=with_git,
-        keep_rebuildable=keep_rebuildable,
-        on_unsupported=on_unsupported,  # type: ignore[arg-type]  # checked by the policy
-        on_unreadable=on_unreadable,  # type: ignore[arg-type]
-        on_torn=on_torn,  # type: ignore[arg-type]
-        on_limit=on_limit,  # type: ignore[arg-type]
-        max_files=max_files,
-        max_file_bytes=max_file_bytes,
-        max_total_bytes=max_total_bytes,
-        cross_mounts=cross_mounts,
-    )
-    address, roots = _what(directory, root)
+    try:
+        policy = FilePolicy(
+            include=include or (),
+            exclude=exclude or (),
+            defaults=not everything,
+            keep_git=with_git,
+            keep_rebuildable=keep_rebuildable,
+            on_unsupported=on_unsupported,  # type: ignore[arg-type]  # checked by the policy
+            on_unreadable=on_unreadable,  # type: ignore[arg-type]
+            on_torn=on_torn,  # type: ignore[arg-type]
+            on_limit=on_limit,  # type: ignore[arg-type]
+            max_files=max_files,
+            max_file_bytes=max_file_bytes,
+            max_total_bytes=max_total_bytes,
+            cross_mounts=cross_mounts,
+        )
+    except SnapshotError as error:
+        raise UsageError(error.message, hint=error.hint) from None
+    address, roots = places(directory, root)
     hidden = secrets(secret_env, secret_file)
     started = time.monotonic()
     async with invocation.repository() as repo:
@@ -138,20 +138,6 @@ async def capture(
     elif invocation.tells:
         _tell(invocation, report, time.monotonic() - started)
     return Exit.WARNINGS if report.warnings or report.skipped else Exit.DONE
-
-
-def _what(directory: str | None, roots: list[str] | None) -> tuple[str, Mapping[str, "str | tuple[str, FilePolicy]"] | None]:
-    if not roots:
-        if directory is None:
-            raise UsageError("There is no folder to capture.", hint="Name it, or give --root NAME=DIR.")
-        return directory, None
-    named: dict[str, str | tuple[str, FilePolicy]] = {}
-    for given in roots:
-        name, separator, path = given.partition("=")
-        if not (separator and name and path):
-            raise UsageError("--root takes NAME=DIR.")
-        named[name] = path if directory is not None else os.path.abspath(path)
-    return directory if directory is not None else os.getcwd(), named
 
 
 def _fields(report: "CaptureReport", seconds: float) -> dict[str, Any]:

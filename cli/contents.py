@@ -11,7 +11,7 @@ from .output import entry_fields, mode_text, path_fields, path_list, print_json,
 from .runtime import Exit, Invocation, UsageError, command, resolve
 
 if TYPE_CHECKING:
-    from snapcore.diff import DiffEntry
+    from snapcore.browse import DiffEntry
     from snapcore.model import Entry
 
 __all__ = ["cat", "diff", "ls"]

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 __all__ = [
+    "AllowAnyRoot",
     "At",
     "Database",
     "Debug",
@@ -38,6 +39,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; no result unless it was asked for as JSON.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+AllowAnyRoot = Annotated[bool, typer.Option("--allow-any-root", help="Even / or a home folder.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done, and do nothing.")]
 
 Thread = Annotated[str, typer.Option("--thread", "-t", metavar="THREAD", help="The thread.")]

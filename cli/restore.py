@@ -5,12 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snapcore.errors import Code, SnapshotError
-
-from .options import DryRun, SecretEnv, SecretFile, Spec, Thread
+from .options import AllowAnyRoot, DryRun, SecretEnv, SecretFile, Spec, Thread
 from .output import count, path_fields, path_list, print_json, print_line, size
 from .progress import progress
-from .runtime import Exit, Invocation, UsageError, command, resolve, secrets
+from .runtime import Exit, Invocation, UsageError, command, places, resolve, secrets
 
 if TYPE_CHECKING:
     from snapcore.restore import Receipt
@@ -22,13 +20,19 @@ __all__ = ["restore"]
 async def restore(
     invocation: Invocation,
     *,
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="The folder to restore into, or a sandbox's address.")],
+    directory: Annotated[
+        str | None, typer.Argument(metavar="DIR", help="The folder to restore into, or a sandbox's address. Not with --root.")
+    ] = None,
     thread: Thread,
     checkpoint: Spec = None,
     dry_run: DryRun = False,
     allow_empty: Annotated[
         bool, typer.Option("--allow-empty", help="Restore an empty checkpoint: everything in the folder goes.")
     ] = False,
+    root: Annotated[
+        list[str] | None,
+        typer.Option("--root", metavar="NAME=DIR", help="Where one of several captured folders goes. Repeatable."),
+    ] = None,
     paths: Annotated[
         list[str] | None, typer.Option("--paths", metavar="PATH", help="Only this path and what is under it. Repeatable.")
     ] = None,
@@ -41,20 +45,28 @@ async def restore(
     ] = False,
     secret_env: SecretEnv = None,
     secret_file: SecretFile = None,
+    allow_any_root: AllowAnyRoot = False,
     safety_checkpoint: Annotated[bool, typer.Option("--safety-checkpoint", help="Capture what is in the folder first.")] = False,
 ) -> int:
     """Make a folder what a checkpoint holds: the thread's newest, or the one named."""
     if verify not in ("stat", "content"):
         raise UsageError("--verify takes 'stat' or 'content'.")
+    address, roots = places(directory, root)
     hidden = secrets(secret_env, secret_file)
     started = time.monotonic()
     async with invocation.repository() as repo:
-        checkpoint_id = None if checkpoint is None else (await resolve(repo, checkpoint, thread)).id
+        found = await resolve(repo, checkpoint or "latest", thread)
+        names = [each.name for each in found.roots]
+        if len(names) > 1 and roots is None:
+            raise UsageError(
+                f"The checkpoint holds several folders: {', '.join(names)}.", hint="Say where each goes: --root NAME=DIR."
+            )
         with progress(invocation, "restore") as on_progress:
             receipt = await repo.restore(
-                directory,
+                address,
                 thread_id=thread,
-                checkpoint_id=checkpoint_id,
+                checkpoint_id=found.id,
+                roots=roots,
                 paths=paths,
                 dry_run=dry_run,
                 verify="content" if verify == "content" else "stat",
@@ -63,14 +75,10 @@ async def restore(
                 secrets=hidden,
                 allow_empty=allow_empty,
                 safety_checkpoint=safety_checkpoint,
+                allow_any_root=allow_any_root,
                 on_progress=on_progress,
             )
-    if receipt is None:
-        raise SnapshotError(
-            f"The thread {thread} has no checkpoint; nothing was restored.",
-            code=Code.MISSING_CHECKPOINT,
-            hint="snapcore threads lists the threads.",
-        )
+    assert receipt is not None  # a checkpoint was named
     if invocation.json:
         print_json(_fields(receipt, thread, time.monotonic() - started))
     elif invocation.tells:

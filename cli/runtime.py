@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from snapcore.model import Checkpoint
     from snapcore.repository import Repository
 
-__all__ = ["Exit", "Invocation", "UsageError", "command", "needs_thread", "secrets"]
+__all__ = ["Exit", "Invocation", "UsageError", "command", "places", "resolve", "secrets"]
 
 DEFAULT_REPOSITORY: Final = "~/.snapcore"
 P = ParamSpec("P")
@@ -182,13 +182,28 @@ def secrets(from_environment: list[str] | None, from_files: list[str] | None) ->
     return found or None
 
 
-def needs_thread(spec: str, thread: str | None) -> None:
-    """Refuse `latest` and `label:L` without a thread."""
-    if thread is None and (spec == "latest" or spec.startswith("label:")):
-        raise UsageError(f"'{spec}' needs a thread.", hint="Add --thread.")
+def places(directory: str | None, roots: list[str] | None) -> tuple[str, dict[str, str] | None]:
+    """The sandbox's address, and where each root is when there are several, from DIR and `--root NAME=DIR`.
+
+    Several roots are folders of this host.
+    """
+    if not roots:
+        if directory is None:
+            raise UsageError("There is no folder.", hint="Name it, or give --root NAME=DIR.")
+        return directory, None
+    if directory is not None:
+        raise UsageError("DIR and --root exclude each other.")
+    named: dict[str, str] = {}
+    for given in roots:
+        name, separator, path = given.partition("=")
+        if not (separator and name and path):
+            raise UsageError("--root takes NAME=DIR.")
+        named[name] = os.path.abspath(path)
+    return os.getcwd(), named
 
 
 async def resolve(repo: "Repository", spec: str, thread: str | None) -> "Checkpoint":
     """The checkpoint that `spec` names."""
-    needs_thread(spec, thread)
+    if thread is None and (spec == "latest" or spec.startswith("label:")):
+        raise UsageError(f"'{spec}' needs a thread.", hint="Add --thread.")
     return await repo.resolve(spec, thread)

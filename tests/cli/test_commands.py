@@ -105,13 +105,17 @@ def test_several_roots_are_one_checkpoint(run: Run, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(name.encode())
     options = [f"--root={name}={tmp_path / name}" for name in ("app", "data")]
-    run("capture", str(tmp_path), *options, "--thread", "t", "--id", "one")
+    run("capture", *options, "--thread", "t", "--id", "one")
     shown = run("show", "one", "--json").json
     assert [root["name"] for root in shown["roots"]] == ["app", "data"]
     assert run("cat", "one:file", "--root", "data").stdout == b"data"
     (tmp_path / "data" / "file").write_bytes(b"changed")
     run("capture", *options, "--thread", "t", "--id", "two")
     assert run("diff", "one", "two", "--json").json["changed"] == ["data:file"]
+    run("restore", str(tmp_path / "new"), "--thread", "t", code=2)
+    run("restore", "--thread", "t", "--checkpoint", "one", f"--root=data={tmp_path / 'new'}")
+    assert contents(tmp_path / "new") == {"file": b"data"}
+    assert contents(tmp_path / "data") == {"file": b"changed"}
 
 
 def test_list_is_an_array_also_when_it_is_empty(made: Run) -> None:

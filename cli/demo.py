@@ -7,6 +7,7 @@ was restored is not exactly what was there.
 import asyncio
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -47,7 +48,8 @@ class Show:
             self._console.print()
             self._console.rule(f"[bold cyan]{self._number}[/]  [bold]{title}[/]", align="left", style="cyan")
         else:
-            print_line(f"\n{self._number}. {title}")
+            print_line()
+            print_line(f"{self._number}. {title}")
 
     def line(self, text: str) -> None:
         """Say something."""
@@ -61,7 +63,7 @@ class Show:
         if self._console is not None:
             from rich.text import Text
 
-            self._console.print(Text("   ✓ ", style="bold green") + Text(text))
+            self._console.print(Text.assemble(("   ✓ ", "bold green"), text))
         else:
             print_line(f"   ok: {text}")
 
@@ -91,8 +93,7 @@ def main() -> None:
     try:
         asyncio.run(_demo(Show(), base))
     except NotEqualError as error:
-        print_line(f"\nFAILED: {error}")
-        sys.exit(1)
+        sys.exit(f"FAILED: {error}")
 
 
 async def _demo(show: Show, base: Path) -> None:
@@ -165,7 +166,8 @@ async def _demo(show: Show, base: Path) -> None:
         _remove(base / folder)
     show.line("")
     show.line(f"done in {time.monotonic() - started:.1f} s. Look around:")
-    repo_name = os.path.relpath(repository)
+    near = os.path.relpath(repository)
+    repo_name = os.fspath(repository) if near.startswith("..") else near
     show.line(f"  .venv/bin/snapcore list --repo {repo_name} --thread {THREAD}")
     show.line(f"  .venv/bin/snapcore diff --repo {repo_name} --thread {THREAD} 'label:first draft' latest")
 
@@ -210,14 +212,17 @@ def _measure(root: Path) -> tuple[int, int]:
 
 
 def _copy(root: Path, to: Path) -> Path:
-    # tar keeps what has to be compared: hard links, modes, nanoseconds
-    import subprocess
-
+    # tar keeps what is compared: hard links, modes, nanoseconds
     to.mkdir()
-    pack = subprocess.Popen(["tar", "-C", os.fspath(root), "-cf", "-", "--format=posix", "."], stdout=subprocess.PIPE)
-    subprocess.run(["tar", "-C", os.fspath(to), "-xpf", "-"], stdin=pack.stdout, check=True)
-    if pack.wait() != 0:
-        raise NotEqualError("tar could not copy the workspace")
+    archive = to.with_suffix(".tar")
+    for command in (
+        ["tar", "-C", os.fspath(root), "--format=posix", "-cf", os.fspath(archive), "."],
+        ["tar", "-C", os.fspath(to), "-xpf", os.fspath(archive)],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise NotEqualError(f"the workspace could not be copied: {done.stderr}")
+    archive.unlink()
     return to
 
 

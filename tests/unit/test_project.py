@@ -30,26 +30,68 @@ LAYERS = (
         "redaction_stream",
     ),
     (
+        "browse",
+        "capture",
+        "contents",
         "engine",
+        "history",
         "ingest",
         "leases",
         "packwriter",
         "records",
+        "restore",
+        "restoreplan",
         "statcache",
+        "target",
         "treecapture",
         "treefilter",
-        "capture",
-        "restore",
-        "fork",
-        "diff",
-        "verify",
+        "treeslices",
+        "verification",
     ),
-    ("repository", "blocking", "registry"),
+    ("registry",),
+    ("repository", "direct_calls", "blocking"),
 )
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 
 PUBLIC = {
+    "CaptureReport",
     "Checkpoint",
+    "CheckpointConflictError",
+    "CheckpointWriterConflictError",
+    "CheckpointWriterLostError",
+    "Code",
+    "Diff",
+    "DiffEntry",
+    "Entry",
+    "FilePolicy",
+    "FileStat",
+    "Kind",
+    "Problem",
+    "Progress",
+    "ProviderError",
+    "Receipt",
+    "RecordsMissingError",
+    "Redaction",
+    "RedactionHook",
+    "RedactionPattern",
+    "ReplayDivergedError",
+    "Repository",
+    "RepositoryError",
+    "RepositoryStats",
+    "RestorePlan",
+    "RootState",
+    "Skipped",
+    "SnapcoreError",
+    "SnapshotError",
+    "ThreadInfo",
+    "Totals",
+    "VerifyReport",
+    "blocking",
+    "capture",
+    "connect",
+    "init_repository",
+    "open_repository",
+    "restore",
 }
 
 ERROR_TREE = {
@@ -206,6 +248,13 @@ def test_the_public_names() -> None:
     assert list(snapcore.__all__) == sorted(snapcore.__all__)
     for name in snapcore.__all__:
         assert getattr(snapcore, name) is not None
+
+
+@pytest.mark.parametrize("before", ["", "snapcore.open_repository", "import snapcore.capture, snapcore.restore"])
+def test_functions_are_not_hidden_by_modules_of_the_same_name(before: str) -> None:
+    script = f"import snapcore\n{before}\nfrom snapcore import capture, restore\nprint(callable(capture), callable(restore))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\n"
 
 
 def test_importing_snapcore_is_light() -> None:

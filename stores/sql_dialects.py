@@ -4,6 +4,7 @@ SQLite is the only dialect so far. What is here and nowhere else: SQL or driver 
 share. The other `sql_*` modules use SQLAlchemy Core alone.
 """
 
+import errno
 import os
 import sqlite3
 import time
@@ -140,7 +141,7 @@ class Database:
             os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
-            code = Code.STORE_FULL if error.errno == 28 else Code.ACCESS_DENIED
+            code = Code.STORE_FULL if error.errno == errno.ENOSPC else Code.ACCESS_DENIED
             raise RepositoryError(f"The database {self.url} cannot be created: {error.strerror}.", code=code) from error
         with self.engine.connect() as connection:
             # Kept in the file. Readers and the one writer do not wait for each other in this mode.
@@ -208,8 +209,12 @@ class Database:
         if self.path is not None:
             target = f"file:{quote(self.path)}?" + ("mode=ro&immutable=1" if self._immutable() else "mode=rw")
         connection = sqlite3.connect(target, uri=True, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA cache_size=-16384")  # KiB: record ids are random, so their rows are all over the file
+        try:
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA cache_size=-16384")  # KiB: record ids are random, so their rows are all over the file
+        except sqlite3.Error:
+            connection.close()
+            raise
         return connection
 
 

@@ -44,6 +44,7 @@ class Transactions:
         self._database = database
         self._clock = clock
         self._ready = False
+        self._closed = False
         self._ready_lock = threading.Lock()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="snapcore-sql")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="snapcore-sql") if database.shared_by_threads else self._writer
@@ -97,6 +98,7 @@ class Transactions:
 
     async def close(self) -> None:
         """Let running transactions end and close every connection. Idempotent."""
+        self._closed = True
         self._readers.shutdown()
         self._writer.shutdown()
         self._database.dispose()
@@ -111,6 +113,8 @@ class Transactions:
             except DBAPIError as error:
                 raise self._database.explain(error) from error
 
+        if self._closed:
+            raise RepositoryError(f"The store {self._database.url} is closed.", code=Code.STORE_UNAVAILABLE)
         running = executor.submit(guarded)
         waiting = asyncio.wrap_future(running)
         try:

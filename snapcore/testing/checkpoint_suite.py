@@ -312,6 +312,14 @@ class CheckpointStoreTests:
         assert await store.by_label("thread", "label") is None
         await store.release_writer(lease)
 
+    @pytest.mark.parametrize("reason", ["fork-root", "rewind"])
+    async def test_how_a_fork_or_a_rewind_came_about_stays_its_reason(self, store: CheckpointStore, reason: str) -> None:
+        await append(store, "thread", "first", reason=reason)
+        lease, _ = await acquire(store, "thread")
+        for label in ("label", None):
+            changed = await store.set_label(lease, "first", label, digest("record-first"), Commit())
+            assert (changed.label, changed.reason) == (label, reason)
+
     async def test_a_label_needs_its_record_and_its_checkpoint(self, store: CheckpointStore) -> None:
         await append(store, "thread", "first")
         lease, _ = await acquire(store, "thread")

@@ -295,6 +295,11 @@ class RecordTests:
         assert await store.known([]) == frozenset()
         assert await store.locate([]) == {}
 
+    async def test_totals_count_every_record_once(self, store: CheckpointStore) -> None:
+        assert await store.record_totals() == (0, 0)
+        await append(store, "thread", "first")
+        assert await store.record_totals() == (2, 40)
+
     # ---- pins
 
     async def test_a_pin_holds_for_its_time_and_can_be_renewed(self, store: CheckpointStore, clock: ManualClock) -> None:

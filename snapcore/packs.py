@@ -72,29 +72,30 @@ class PackBuilder:
     def __init__(self, pack_id: str) -> None:
         self.pack_id = pack_id
         self.records: list[PackRecord] = []
-        self._data = bytearray(_HEADER.pack(_MAGIC, VERSION, 0, 0, 0))
+        self._parts: list[Buffer] = [_HEADER.pack(_MAGIC, VERSION, 0, 0, 0)]
+        self._size = HEADER_BYTES
 
     def __len__(self) -> int:
         """Bytes so far, without the footer."""
-        return len(self._data)
+        return self._size
 
     def add(self, record_type: int, record_id: bytes, raw_size: int, codec: int, payload: Buffer) -> None:
         """Append a record. The caller keeps packs below `MAX_PACK_BYTES`."""
-        self._data += _RECORD.pack(_RECORD_MAGIC, record_type, codec, len(payload), raw_size, record_id)
-        offset = len(self._data)
-        self._data += payload
-        self.records.append(PackRecord(record_id, record_type, offset, len(payload), raw_size, codec))
+        size = len(payload)
+        self._parts.append(_RECORD.pack(_RECORD_MAGIC, record_type, codec, size, raw_size, record_id))
+        self._parts.append(payload)
+        self.records.append(PackRecord(record_id, record_type, self._size + _RECORD.size, size, raw_size, codec))
+        self._size += _RECORD.size + size
 
-    def finish(self) -> bytearray:
+    def finish(self) -> bytes:
         """The whole pack. The builder is spent afterwards."""
-        data = self._data
         footer = zstandard.ZstdCompressor(level=3).compress(_encoder.encode(self.records))
-        data += footer
-        data += struct.pack("<I", len(footer))
-        data += blake3(data).digest()
-        data += _TAIL_MAGIC
-        self._data = bytearray()
-        return data
+        parts, self._parts = self._parts, []
+        parts += (footer, struct.pack("<I", len(footer)))
+        hasher = blake3()
+        for part in parts:
+            hasher.update(part)
+        return b"".join((*parts, hasher.digest(), _TAIL_MAGIC))
 
 
 def read_footer(tail: Buffer, pack_size: int) -> list[PackRecord] | int:

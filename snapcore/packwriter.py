@@ -15,7 +15,7 @@ from .protocols import Commit
 
 __all__ = ["NewRecord", "PackWriter", "new_pack_id"]
 
-MAX_UPLOADS: Final = 2
+MAX_UPLOADS: Final = 1
 
 
 def new_pack_id() -> str:

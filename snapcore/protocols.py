@@ -289,8 +289,8 @@ class CheckpointStore(Protocol):
     async def set_label(
         self, lease: WriterLease, checkpoint_id: str, label: str | None, record_id: bytes, commit: Commit
     ) -> Checkpoint:
-        """Change a checkpoint's label (and its reason, as `relabelled` says); `record_id` is the record that says so. The lease is
-        kept."""
+        """Change a checkpoint's label (and its reason, as `relabelled` says); `record_id` is the record that says so.
+        The lease is kept."""
         ...
 
     async def delete(self, lease: WriterLease, checkpoint_id: str) -> Checkpoint:

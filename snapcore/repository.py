@@ -30,6 +30,9 @@ DEFAULT_WORKSPACE: Final = "/workspace"
 MAX_CANDIDATES: Final = 20
 
 Roots = Mapping[str, str | tuple[str, FilePolicy]]
+CheckpointList = list[Checkpoint]  # the class below has a method called list
+ThreadList = list[ThreadInfo]
+MessageList = list[Any]
 Secrets = Mapping[str, str | bytes] | Sequence[str | bytes] | None
 
 
@@ -261,11 +264,11 @@ class Repository:
             return await self.checkpoints.by_label(thread_id, label)
         return await self.checkpoints.head(thread_id)
 
-    async def list(self, thread_id: str) -> "list[Checkpoint]":
+    async def list(self, thread_id: str) -> CheckpointList:
         """All checkpoints of a thread, oldest first."""
         return await self.checkpoints.checkpoints(thread_id)
 
-    async def threads(self) -> "list[ThreadInfo]":
+    async def threads(self) -> ThreadList:
         """All threads that have a checkpoint, by id."""
         return await self.checkpoints.threads()
 
@@ -321,7 +324,7 @@ class Repository:
         """The bytes of an artifact."""
         return await browse.read_artifact(self._engine, checkpoint, name)
 
-    async def read_conversation(self, checkpoint: Checkpoint) -> "list[Any]":
+    async def read_conversation(self, checkpoint: Checkpoint) -> MessageList:
         """The conversation saved with a checkpoint."""
         return await browse.read_conversation(self._engine, checkpoint)
 

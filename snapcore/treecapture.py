@@ -33,7 +33,7 @@ from .treeslices import slice_scan
 
 __all__ = ["Base", "TreeCapture", "TreeResult"]
 
-SEGMENT_BYTES: Final = 8 << 20
+SEGMENT_BYTES: Final = 4 << 20
 SEGMENT_FILES: Final = 1_024
 SEGMENT_ITEMS: Final = 16_384
 LOOK_PAGES: Final = 64  # manifest pages fetched together

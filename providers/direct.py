@@ -9,7 +9,7 @@ import stat
 import sys
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -18,15 +18,14 @@ from snapcore.errors import Code, SnapshotError, printable
 from snapcore.model import Capabilities, FileStat, Kind, Note
 from snapcore.protocols import ReadBlock, SandboxClock, ScanSelection, Stage
 
-from .folders import FILE_FLAGS, FOLDER_FLAGS, FolderCache, split
+from .folders import FILE_FLAGS, FOLDER_FLAGS, STAGE_NAME, FolderCache, split
 from .threads import in_thread
 
 if TYPE_CHECKING:
     from _typeshed import StrPath
 
-__all__ = ["STAGE_NAME", "DirectWorkspace", "link_leads_out"]
+__all__ = ["DirectWorkspace", "link_leads_out"]
 
-STAGE_NAME: Final = b".snapcore-stage"
 GRANULARITY_NS: Final = 20_000_000  # the kernel stamps files by its tick, at most 10 ms behind the clock
 SCAN_BATCH: Final = 2_000
 READ_FILES: Final = 1_000
@@ -227,8 +226,14 @@ class _Scan:
         inner = inside(target, real)
         if inner is not None and inside(target, root) is None:
             target = root.rstrip(b"/") + b"/" + inner if inner else root
-        note = Note.OUTSIDE if link_leads_out(self._folders, entry.path, target, self._roots) else Note.NONE
+        note = Note.OUTSIDE if link_leads_out(entry.path, target, self._roots, self._target) else Note.NONE
         return msgspec.structs.replace(entry, target=target, note=note)
+
+    def _target(self, parent: bytes, name: bytes) -> bytes | None:
+        try:
+            return os.readlink(name, dir_fd=self._folders.fd(parent))
+        except OSError as error:
+            return b"" if error.errno == errno.EINVAL else None
 
 
 def _list(path: bytes, fd: int, *, hide_stage: bool) -> list[FileStat]:
@@ -293,11 +298,12 @@ def inside(target: bytes, root: bytes) -> bytes | None:
     return target[len(prefix) :] if target.startswith(prefix) else None
 
 
-def link_leads_out(folders: FolderCache, path: bytes, target: bytes, roots: Sequence[bytes]) -> bool:
+def link_leads_out(path: bytes, target: bytes, roots: Sequence[bytes], target_of: Callable[[bytes, bytes], bytes | None]) -> bool:
     """Whether the link at `path` leads out of the root, which has the absolute names `roots`.
 
-    Resolved as the kernel would, but never out of the root: through other links, `..` taken from where they lead. Below
-    a name that is not there, or not a folder, the rest is taken as written. A loop leads nowhere, so not outside.
+    `target_of(parent, name)` gives a link's target, empty bytes for anything else, None when there is nothing. Resolved
+    as the kernel would, but never out of the root: through other links, `..` taken from where they lead. Below a name
+    that is not there the rest is taken as written. A loop leads nowhere, so not outside.
     """
     here = path.split(b"/")[:-1]
     pending: list[bytes] = []  # components to go, the next one last
@@ -326,7 +332,7 @@ def link_leads_out(folders: FolderCache, path: bytes, target: bytes, roots: Sequ
             real = True
             continue
         if real:
-            next_target = _target(folders, b"/".join(here), name)
+            next_target = target_of(b"/".join(here), name)
             if next_target:
                 hops += 1
                 if hops > MAX_LINK_HOPS:
@@ -337,14 +343,6 @@ def link_leads_out(folders: FolderCache, path: bytes, target: bytes, roots: Sequ
             real = next_target is not None
         here.append(name)
     return False
-
-
-def _target(folders: FolderCache, parent: bytes, name: bytes) -> bytes | None:
-    """A link's target, empty for anything else, None when there is nothing (or nothing to be seen)."""
-    try:
-        return os.readlink(name, dir_fd=folders.fd(parent))
-    except OSError as error:
-        return b"" if error.errno == errno.EINVAL else None
 
 
 class _Reader:

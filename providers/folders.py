@@ -10,8 +10,9 @@ from collections import OrderedDict
 from types import TracebackType
 from typing import Final, Self
 
-__all__ = ["FILE_FLAGS", "FOLDER_FLAGS", "FolderCache", "remove_tree", "split"]
+__all__ = ["FILE_FLAGS", "FOLDER_FLAGS", "STAGE_NAME", "FolderCache", "remove_tree", "split"]
 
+STAGE_NAME: Final = b".snapcore-stage"  # a restore's own folder in the root; names that start so are never scanned
 FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 

@@ -25,11 +25,10 @@ from snapcore.errors import Code, ProviderError, SnapshotError, printable
 from snapcore.hosts import current_holder, is_gone
 from snapcore.model import Holder
 
-from .folders import FOLDER_FLAGS, FolderCache, remove_tree
+from .folders import FOLDER_FLAGS, STAGE_NAME, FolderCache, remove_tree
 
-__all__ = ["STAGE_NAME", "StageLock", "busy", "provider_error"]
+__all__ = ["StageLock", "busy", "provider_error"]
 
-STAGE_NAME: Final = b".snapcore-stage"
 BEAT_SECONDS: Final = 30.0
 DEAD_SECONDS: Final = 600.0  # without a heartbeat, for an owner on another host
 STRAY_SECONDS: Final = 60.0  # a temporary stage without an owner is younger while it is being made

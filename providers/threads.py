@@ -1,10 +1,10 @@
-"""Blocking work in a worker thread that is always waited for."""
+"""Work that is always waited for: in a worker thread, or as a coroutine."""
 
 import asyncio
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["in_thread"]
+__all__ = ["in_thread", "uncancelled"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -16,7 +16,15 @@ async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) 
     A cancelled caller waits for the thread to end before `CancelledError` goes on: descriptors that the work uses may
     then be closed, and a step that has begun is complete. What the work raised is dropped in that case.
     """
-    future = asyncio.get_running_loop().run_in_executor(None, lambda: work(*args, **kwargs))
+    return await _ended(asyncio.get_running_loop().run_in_executor(None, lambda: work(*args, **kwargs)))
+
+
+async def uncancelled(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` to its end even when the caller is cancelled; `CancelledError` then goes on."""
+    return await _ended(asyncio.ensure_future(work))
+
+
+async def _ended(future: asyncio.Future[T]) -> T:
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:

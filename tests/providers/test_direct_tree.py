@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from snapcore.errors import Code, ProviderError
 from snapcore.model import FileStat, Kind, Note
 from snapcore.protocols import PlaceStep, RemoveStep, SetMetaStep, StageFile, StageFolder, StageLink, StageWrite, Step
 from snapcore.providers.direct import DirectWorkspace
-from snapcore.providers.folders import FOLDER_FLAGS, FolderCache
+from snapcore.providers.folders import FOLDER_FLAGS, FolderCache, remove_tree
 from snapcore.providers.local import LocalSandbox, connect
 from snapcore.testing.workspace_suite import Selecting, read_all, restore, scan_all, staged_file
 
@@ -41,10 +41,19 @@ def make_deep(root: Path, depth: int) -> None:
     os.close(fd)
 
 
-async def test_a_tree_deeper_than_path_max_is_scanned_read_and_restored(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.mkdir()
-    make_deep(source, DEPTH)
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """A tree of nested folders, removed afterwards: neither pytest nor shutil can."""
+    root = tmp_path / "deep"
+    root.mkdir()
+    make_deep(root, DEPTH)
+    yield root
+    with FolderCache(os.open(tmp_path, FOLDER_FLAGS)) as folders:
+        remove_tree(folders, b"deep")
+
+
+async def test_a_tree_deeper_than_path_max_is_scanned_read_and_restored(deep: Path, tmp_path: Path) -> None:
+    source, target = deep, tmp_path / "target"
     found = await scan_all(DirectWorkspace(source))
     assert len(found) == 2 * DEPTH + 1
     assert len(found[-1].path) > os.pathconf("/", "PC_PATH_MAX")

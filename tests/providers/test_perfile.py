@@ -1,0 +1,336 @@
+"""Users' own handles, from six methods to all, pass the conformance suite and finish a restore that died."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from snapcore.errors import Code, ProviderError, SnapshotError
+from snapcore.model import Kind, Note
+from snapcore.protocols import (
+    FileHandle,
+    PlaceStep,
+    RemoveStep,
+    SetMetaStep,
+    StageFolder,
+    StageHardLink,
+    StageLink,
+    StageWrite,
+    Step,
+    Workspace,
+)
+from snapcore.providers.direct import DirectWorkspace
+from snapcore.providers.perfile import PerFileWorkspace
+from snapcore.testing.trees import compare_trees, make_tree
+from snapcore.testing.workspace_suite import WorkspaceTests, restore, scan_all, staged_file
+
+
+class SixHandle:
+    """The six methods, plain; `read` gives the whole file."""
+
+    def lstat(self, path: str) -> os.stat_result:
+        return os.lstat(path)
+
+    def list(self, path: str) -> list[str]:
+        return os.listdir(path)
+
+    def read(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def write(self, path: str, data: bytes) -> None:
+        with open(path, "wb") as file:
+            file.write(data)
+
+    def mkdir(self, path: str) -> None:
+        os.mkdir(path)
+
+    def remove(self, path: str) -> None:
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.rmdir(path)
+        else:
+            os.unlink(path)
+
+
+class PlainHandle(SixHandle):
+    """Every optional method too; `read` is an iterator."""
+
+    sandbox_id = "plain://one"
+
+    def read(self, path: str) -> Iterator[bytes]:  # type: ignore[override]
+        with open(path, "rb") as file:
+            while piece := file.read(100_000):
+                yield piece
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def symlink(self, target: str, path: str) -> None:
+        os.symlink(target, path)
+
+    def readlink(self, path: str) -> str:
+        return os.readlink(path)
+
+    def link(self, existing: str, path: str) -> None:
+        os.link(existing, path, follow_symlinks=False)
+
+    def chmod(self, path: str, mode: int) -> None:
+        os.chmod(path, mode)
+
+    def utime(self, path: str, mtime_ns: int) -> None:
+        os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+class AsyncHandle:
+    """Async methods; `read` is an async generator; `rename` refuses to replace."""
+
+    def __init__(self) -> None:
+        self.local = PlainHandle()
+
+    async def lstat(self, path: str) -> os.stat_result:
+        return self.local.lstat(path)
+
+    async def list(self, path: str) -> "list[str]":
+        return self.local.list(path)
+
+    async def read(self, path: str) -> AsyncIterator[bytes]:
+        for piece in self.local.read(path):
+            yield piece
+
+    async def write(self, path: str, data: bytes) -> None:
+        self.local.write(path, data)
+
+    async def mkdir(self, path: str) -> None:
+        self.local.mkdir(path)
+
+    async def remove(self, path: str) -> None:
+        self.local.remove(path)
+
+    async def rename(self, old: str, new: str) -> None:
+        if os.path.lexists(new):
+            raise FileExistsError(new)
+        self.local.rename(old, new)
+
+    async def symlink(self, target: str, path: str) -> None:
+        self.local.symlink(target, path)
+
+    async def readlink(self, path: str) -> str:
+        return self.local.readlink(path)
+
+    async def link(self, existing: str, path: str) -> None:
+        self.local.link(existing, path)
+
+    async def chmod(self, path: str, mode: int) -> None:
+        self.local.chmod(path, mode)
+
+    async def utime(self, path: str, mtime_ns: int) -> None:
+        self.local.utime(path, mtime_ns)
+
+
+class TestPlainHandle(WorkspaceTests):
+    def make_workspace(self, root: Path) -> Workspace:
+        return PerFileWorkspace(PlainHandle(), str(root))
+
+
+class TestAsyncHandle(WorkspaceTests):
+    def make_workspace(self, root: Path) -> Workspace:
+        return PerFileWorkspace(AsyncHandle(), str(root))
+
+
+class TestSixMethods(WorkspaceTests):
+    def make_workspace(self, root: Path) -> Workspace:
+        return PerFileWorkspace(SixHandle(), str(root))
+
+
+class NoRename(PlainHandle):
+    """Links, but no rename: staged files are copied into place."""
+
+    rename = property()
+
+
+class TestNoRename(WorkspaceTests):
+    def make_workspace(self, root: Path) -> Workspace:
+        return PerFileWorkspace(NoRename(), str(root))
+
+
+class Dying:
+    """Passes calls on to a handle until the one of that number, which it and all later ones refuse: a process that died,
+    as the sandbox sees it."""
+
+    class Died(BaseException):
+        pass
+
+    def __init__(self, handle: FileHandle, at: int) -> None:
+        self.handle = handle
+        self.counter = itertools.count()
+        self.at = at
+
+    def __getattr__(self, name: str) -> object:
+        method = getattr(self.handle, name)
+        if name in ("lstat", "list", "read", "readlink", "sandbox_id"):
+            return method
+
+        def call(*args: object) -> object:
+            if next(self.counter) >= self.at:
+                raise self.Died
+            return method(*args)
+
+        return call
+
+
+WRITES: list[StageWrite] = [
+    staged_file(b"0", b"new"),
+    StageFolder(b"1"),
+    staged_file(b"1/in", b"in", 0o444),
+    StageFolder(b"1/deep"),
+    staged_file(b"1/deep/er", b"er"),
+    staged_file(b"2", b"shared"),
+    StageHardLink(b"3", b"2"),
+    StageLink(b"4", b"run.sh", 0),
+    staged_file(b"5", b"was a folder"),
+]
+STEPS: list[Step] = [
+    RemoveStep(b"private", True),
+    RemoveStep(b"private/key", False),
+    RemoveStep(b"private/run-too.sh", False),
+    RemoveStep(b"read-only.txt", False),
+    PlaceStep(b"0", b"nothing.txt"),
+    PlaceStep(b"1", b"added"),
+    PlaceStep(b"2", b"a/inside"),
+    PlaceStep(b"3", b"two"),
+    PlaceStep(b"4", b"dangling"),
+    PlaceStep(b"5", b"private"),
+    SetMetaStep(b"added", 0o755, 1_000_000_000),
+]
+
+
+def differences(a: Path, b: Path) -> list[str]:
+    return [line for line in compare_trees(a, b, excluded=lambda name: name == b"app.db") if ": mtime" not in line]
+
+
+@pytest.mark.parametrize("make_handle", [PlainHandle, NoRename])
+async def test_a_restore_that_dies_at_any_call_is_swept_or_finished(
+    tmp_path: Path, make_handle: Callable[[], FileHandle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snapcore.providers.perfile_stage.is_gone", lambda holder: True)  # the "dead" one is this process
+    monkeypatch.setattr("snapcore.providers.perfile_stage.OWNER_SECONDS", 0)
+    old, new = tmp_path / "old", tmp_path / "new"
+    make_tree(old, files=5)
+    make_tree(new, files=5)
+    assert (await restore(PerFileWorkspace(make_handle(), str(new)), WRITES, STEPS)).undone == ()
+    outcomes = []
+    for at in range(500):
+        root = tmp_path / f"t{at}"
+        make_tree(root, files=5)
+        try:
+            await restore(PerFileWorkspace(Dying(make_handle(), at), str(root)), WRITES, STEPS)  # type: ignore[arg-type]
+            break
+        except Dying.Died:
+            pass
+        outcome = await PerFileWorkspace(make_handle(), str(root)).recover()
+        assert not any(name.startswith(".snapcore") for name in os.listdir(root))
+        as_new, as_old = differences(root, new), differences(root, old)
+        assert [] in (as_new, as_old), (at, outcome, as_new, as_old)
+        outcomes.append((outcome, as_new == []))
+    order = [("", False), ("swept", False), ("finished", True), ("swept", True)]
+    assert [outcome for outcome, _ in itertools.groupby(outcomes)] == order
+
+
+async def test_a_handle_can_finish_what_a_local_restore_left(tmp_path: Path) -> None:
+    stage = await DirectWorkspace(tmp_path).open_stage()
+    await stage.write([staged_file(b"0", b"x")])
+    await stage.log([PlaceStep(b"0", b"file")])
+    await stage.seal(durable=False)
+    workspace = PerFileWorkspace(PlainHandle(), str(tmp_path))
+    with pytest.raises(ProviderError) as caught:
+        await workspace.recover()
+    assert caught.value.code == Code.WORKSPACE_BUSY
+    await stage.abort()
+    long_ago = 1_000_000_000
+    os.utime(tmp_path / ".snapcore-stage" / "owner", (long_ago, long_ago))
+    assert await workspace.recover() == "finished"
+    assert (tmp_path / "file").read_text() == "x"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+async def test_a_sealed_stage_that_was_let_go_is_finished(tmp_path: Path) -> None:
+    workspace = PerFileWorkspace(PlainHandle(), str(tmp_path))
+    stage = await workspace.open_stage()
+    await stage.write([staged_file(b"0", b"x")])
+    await stage.log([PlaceStep(b"0", b"file")])
+    await stage.seal(durable=True)
+    await stage.abort()
+    assert not (tmp_path / "file").exists()
+    assert await workspace.recover() == "finished"
+    assert (tmp_path / "file").read_text() == "x"
+
+
+async def test_a_stage_that_was_taken_over_is_not_swapped(tmp_path: Path) -> None:
+    stage = await PerFileWorkspace(PlainHandle(), str(tmp_path)).open_stage()
+    await stage.log([])
+    owner = tmp_path / ".snapcore-stage" / "owner"
+    mine = owner.read_bytes()
+    owner.write_bytes(b"{}")
+    with pytest.raises(ProviderError) as caught:
+        await stage.seal(durable=False)
+    assert caught.value.code == Code.WORKSPACE_BUSY
+    owner.write_bytes(mine)
+    await stage.abort()
+
+
+async def test_a_swap_finishes_although_its_caller_is_cancelled(tmp_path: Path) -> None:
+    stage = await PerFileWorkspace(AsyncHandle(), str(tmp_path)).open_stage()
+    await stage.write([staged_file(b"%d" % number, b"x") for number in range(40)])
+    await stage.log([PlaceStep(b"%d" % number, b"f%d" % number) for number in range(40)])
+    await stage.seal(durable=False)
+    task = asyncio.create_task(stage.swap())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(os.listdir(tmp_path)) == 40
+
+
+async def test_links_in_a_new_folder_that_cannot_be_made_are_named(tmp_path: Path) -> None:
+    report = await restore(
+        PerFileWorkspace(SixHandle(), str(tmp_path)),
+        [StageFolder(b"0"), staged_file(b"0/file", b"x"), StageLink(b"0/sub", b"file", 0)],
+        [PlaceStep(b"0", b"folder")],
+    )
+    assert report.undone == ((b"folder/sub", "this sandbox handle cannot make links"),)
+    assert os.listdir(tmp_path / "folder") == ["file"]
+
+
+async def test_links_whose_target_cannot_be_seen_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("x")
+    (entry,) = [found for found in await scan_all(PerFileWorkspace(SixHandle(), str(tmp_path))) if found.path]
+    assert (entry.kind, entry.note) == (Kind.LINK, Note.UNREADABLE)
+
+
+async def test_stats_of_handles_without_an_id_are_never_shared(tmp_path: Path) -> None:
+    handle = SixHandle()
+    assert PerFileWorkspace(handle, "/x").sandbox_id != PerFileWorkspace(handle, "/x").sandbox_id
+    assert PerFileWorkspace(PlainHandle(), "/x").sandbox_id == "plain://one"
+
+
+async def test_an_unreachable_handle_is_a_typed_error(tmp_path: Path) -> None:
+    class Broken(SixHandle):
+        def lstat(self, path: str) -> os.stat_result:
+            raise ConnectionResetError(104, "connection reset")
+
+    workspace = PerFileWorkspace(Broken(), str(tmp_path))
+    for act in (workspace.open_stage, workspace.recover):
+        with pytest.raises(ProviderError):
+            await act()
+    with pytest.raises(ProviderError):
+        await scan_all(workspace)
+
+
+async def test_a_stage_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".snapcore-stage").touch()
+    with pytest.raises(SnapshotError) as caught:
+        await PerFileWorkspace(PlainHandle(), str(tmp_path)).open_stage()
+    assert caught.value.paths == (b".snapcore-stage",)

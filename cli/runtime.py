@@ -107,7 +107,7 @@ def _run(invocation: Invocation, work: Callable[[], Awaitable[int]]) -> int:
         code = asyncio.run(_with_signals(work))
         sys.stdout.flush()
     except BrokenPipeError:
-        # Nobody reads any more. Python would complain once more when it flushes at its end: give it somewhere to write.
+        # Nobody reads any more; what is still buffered goes nowhere, so that the last flush is no error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.SIGNAL + signal.SIGPIPE
     except _SignalError as interrupt:
@@ -119,6 +119,12 @@ def _run(invocation: Invocation, work: Callable[[], Awaitable[int]]) -> int:
             traceback.print_exc()
         print_error(error, as_json=invocation.json)
         return _exit_code(error)
+    except OSError as error:
+        # Of this machine, not of a store or a sandbox, which have errors of their own: stdout on a full disk, say.
+        if invocation.debug:
+            traceback.print_exc()
+        print_error(SnapcoreError(f"The system says: {error}."), as_json=invocation.json)
+        return Exit.FAILED
     return code
 
 

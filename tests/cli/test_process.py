@@ -14,23 +14,20 @@ import pytest
 
 from .conftest import Run, spawn
 
-HEAVY = ("sqlalchemy", "alembic", "rich", "pathspec", "pydantic", "asyncio.windows_events", "boto3", "docker")
+HEAVY = {"sqlalchemy", "alembic", "rich", "pathspec", "pydantic", "boto3", "docker"}
 
 
 def modules_of(*args: str) -> set[str]:
     """The modules that the command loads."""
-    code = (
-        "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
-        "import snapcore.cli.main as m; m.run()"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
-    return set(done.stderr.split())
+    command = [sys.executable, "-X", "importtime", "-m", "snapcore.cli", *args]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
 
 
 def test_help_loads_nothing_heavy() -> None:
     loaded = modules_of("--help")
     assert "typer" in loaded
-    assert not loaded & set(HEAVY)
+    assert not loaded & HEAVY
 
 
 def test_a_local_capture_loads_nothing_that_it_does_not_use(run: Run, tree: Path) -> None:
@@ -119,3 +116,16 @@ def test_output_that_the_terminals_encoding_lacks_is_escaped(run: Run, tree: Pat
     stdout, _ = process.communicate()
     assert process.returncode == 0
     assert b"snow\\u2603" in stdout
+
+
+def test_a_full_disk_under_stdout_is_a_failure_in_words(run: Run, tree: Path) -> None:
+    run("init")
+    for number in range(300):
+        (tree / f"a-file-with-a-rather-long-name-{number:06}").write_bytes(b"")
+    run("capture", str(tree), "--thread", "t")
+    command = [sys.executable, "-m", "snapcore.cli", "ls", "latest", "--thread", "t"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert b"No space left" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -23,6 +23,7 @@ __all__ = [
     "print_json",
     "print_json_array",
     "print_line",
+    "print_system_error",
     "print_table",
     "size",
     "time_text",
@@ -69,6 +70,14 @@ def print_error(error: SnapcoreError, *, as_json: bool) -> None:
     sys.stderr.write(f"snapcore: {printable(error.message)} [{error.code}]\n")
     if error.hint:
         sys.stderr.write(f"  {printable(error.hint)}\n")
+
+
+def print_system_error(error: OSError, *, as_json: bool) -> None:
+    """What the operating system refused, on stderr, in words or as a JSON object."""
+    if as_json:
+        sys.stderr.write(json.dumps({"message_type": "error", "code": "", "message": str(error)}) + "\n")
+    else:
+        sys.stderr.write(f"snapcore: {printable(str(error))}\n")
 
 
 def error_fields(error: SnapcoreError) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import typer
 from snapcore.errors import CheckpointWriterConflictError, Code, SnapcoreError
 
 from .options import Database, Debug, Json, Quiet, Repo, Verbose
-from .output import print_error
+from .output import print_error, print_system_error
 
 if TYPE_CHECKING:
     from snapcore.model import Checkpoint
@@ -123,7 +123,7 @@ def _run(invocation: Invocation, work: Callable[[], Awaitable[int]]) -> int:
         # Of this machine, not of a store or a sandbox, which have errors of their own: stdout on a full disk, say.
         if invocation.debug:
             traceback.print_exc()
-        print_error(SnapcoreError(f"The system says: {error}."), as_json=invocation.json)
+        print_system_error(error, as_json=invocation.json)
         return Exit.FAILED
     return code
 

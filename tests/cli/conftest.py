@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,12 +91,11 @@ def made(run: Run, tree: Path) -> Run:
     return run
 
 
-def spawn(*args: str, **kwargs: Any) -> "subprocess.Popen[bytes]":
-    """The command as a process of its own."""
+def spawn(*args: str, env: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
+    """The command as a process of its own, with more in its environment."""
     return subprocess.Popen(
         [sys.executable, "-m", "snapcore.cli", *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, **kwargs.pop("env", {})},
-        **kwargs,
+        env={**os.environ, **(env or {})},
     )

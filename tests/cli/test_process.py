@@ -55,7 +55,7 @@ def test_a_signal_ends_a_capture_and_gives_up_the_lease(
 ) -> None:
     run("init")
     with open(tree / "big", "wb") as file:
-        file.writelines(os.urandom(1 << 20) for _ in range(300))
+        file.writelines(os.urandom(1 << 20) for _ in range(160))
     process = spawn("capture", str(tree), "--thread", "t")
     try:
         while leases(repo) == 0:

@@ -118,8 +118,8 @@ def cut_stream_piece(data: Buffer, params: ChunkerParams, *, last: bool) -> tupl
 
 def compress_many(raws: Sequence[Buffer]) -> list[tuple[int, bytes]]:
     """(codec, payload) of each content, in order. One call for the whole batch, outside the interpreter lock."""
-    if not raws:
-        return []
+    if not any(len(raw) for raw in raws):
+        return [(CODEC_RAW, b"")] * len(raws)  # the compressor refuses a batch without any content
     compressor: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
     if compressor is None:
         compressor = _local.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)

@@ -232,7 +232,7 @@ def _broken(what: str) -> SnapshotError:
 def _decode_index(raw: bytes) -> _IndexPage:
     try:
         page = _index_decoder.decode(raw)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise _broken("an index page cannot be read") from error
     if not page.entries or any(len(e.page_id) != DIGEST_BYTES or len(e.digest) != DIGEST_BYTES for e in page.entries):
         raise _broken("an index page lists an impossible page")
@@ -243,7 +243,7 @@ def decode_page(raw: bytes) -> list[Entry]:
     """The entries of a page, each valid by itself. Raises `SnapshotError` `INVALID_BLOB`."""
     try:
         entries = _entries_decoder.decode(raw)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise _broken("a page cannot be read") from error
     if not entries:
         raise _broken("a page is empty")

@@ -126,7 +126,7 @@ def _decode_footer(footer: memoryview, end: int) -> list[PackRecord]:
         if not 0 < size <= _MAX_FOOTER_BYTES:
             raise _damaged("its footer states an impossible size")
         records = _decoder.decode(zstandard.ZstdDecompressor().decompress(footer, max_output_size=size))
-    except (zstandard.ZstdError, msgspec.MsgspecError) as error:
+    except (zstandard.ZstdError, msgspec.MsgspecError, RecursionError) as error:
         raise _damaged("its footer cannot be read") from error
     for record in records:
         if not (

@@ -1,5 +1,6 @@
 """A local folder as a workspace: scan and read straight from the file system, through folder descriptors only."""
 
+import asyncio
 import contextlib
 import errno
 import operator
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from snapcore.errors import Code, SnapshotError, printable
+from snapcore.errors import Code, ProviderError, SnapshotError, printable
 from snapcore.model import Capabilities, FileStat, Kind, Note
 from snapcore.protocols import ReadBlock, SandboxClock, ScanSelection, Stage
 
 from .folders import FILE_FLAGS, FOLDER_FLAGS, STAGE_NAME, FolderCache, split
 from .threads import in_thread
+from .tree_lock import BUSY_SECONDS, POLL_SECONDS, TreeLock, being_read, sealed_stage
 
 if TYPE_CHECKING:
     from _typeshed import StrPath
@@ -54,10 +56,11 @@ class DirectWorkspace:
 
     File times are taken to have at most 20 ms of granularity, as every current Linux and macOS file system with
     nanosecond times has. A link whose absolute target names the root by its resolved path is shown as if it had named
-    it by `root`.
+    it by `root`. Captures and swaps wait `busy_seconds` for each other.
     """
 
-    def __init__(self, root: "StrPath") -> None:
+    def __init__(self, root: "StrPath", *, busy_seconds: float = BUSY_SECONDS) -> None:
+        self._busy_seconds = busy_seconds
         self._root = os.path.abspath(os.fspath(root))
         self._real = os.path.realpath(self._root)
 
@@ -86,6 +89,7 @@ class DirectWorkspace:
             mtimes=True,
             owners=os.geteuid() == 0,
             sparse=True,
+            holds=True,
         )
 
     async def clock(self) -> SandboxClock:
@@ -106,6 +110,25 @@ class DirectWorkspace:
             while batch := await in_thread(reader.next_batch):
                 yield batch
 
+    @contextlib.asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """See `Workspace.hold`: a shared lock on the root folder, which no swap of this host gets past."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._busy_seconds
+        while True:
+            try:
+                await self.recover()
+                lock = await in_thread(self._lock_shared)
+                break
+            except ProviderError as error:
+                if error.code != Code.WORKSPACE_BUSY or loop.time() >= deadline:
+                    raise
+            await asyncio.sleep(POLL_SECONDS)
+        try:
+            yield
+        finally:
+            lock.release()
+
     async def recover(self) -> Literal["", "swept", "finished"]:
         """See `Workspace.recover`."""
         from .direct_stage import recover
@@ -116,7 +139,17 @@ class DirectWorkspace:
         """See `Workspace.open_stage`."""
         from .direct_stage import open_stage
 
-        return await in_thread(open_stage, self._real)
+        return await in_thread(open_stage, self._real, self._busy_seconds)
+
+    def _lock_shared(self) -> TreeLock:
+        with self._folders() as folders:
+            lock = TreeLock.take(folders.fd(b""), alone=False)
+            if lock is None:
+                raise being_read()
+            if sealed_stage(folders.fd(b"")):  # of a restore that died since: the tree may be half swapped
+                lock.release()
+                raise being_read()
+            return lock
 
     def _folders(self) -> FolderCache:
         try:

@@ -1,5 +1,6 @@
 """A restore in the making on a local file system: contents staged inside the root, then swapped in under a journal."""
 
+import asyncio
 import os
 import stat
 import threading
@@ -25,10 +26,12 @@ from .journal import Journal
 from .stage_lock import StageLock, busy, provider_error
 from .swap import Swap
 from .threads import in_thread
+from .tree_lock import BUSY_SECONDS, POLL_SECONDS, TreeLock, being_read
 
 __all__ = ["DirectStage", "open_stage", "recover"]
 
 HOLE: Final = 64 << 10
+RECOVER_SECONDS: Final = 2.0  # a capture that is about to find out that there is something to recover holds the tree
 SYNC_EACH: Final = 200  # with more files staged than this, one sync of everything is faster than an fsync of each
 
 _WRITE: Final = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -38,7 +41,7 @@ _ZEROS: Final = bytes(HOLE)
 _SPECIAL_BITS: Final = stat.S_ISUID | stat.S_ISGID
 
 
-def open_stage(root: str) -> "DirectStage":
+def open_stage(root: str, busy_seconds: float = BUSY_SECONDS) -> "DirectStage":
     """Create the stage in `root`, which is created when it is not there, after recovering what a dead owner left."""
     try:
         os.makedirs(root, exist_ok=True)
@@ -50,7 +53,7 @@ def open_stage(root: str) -> "DirectStage":
             finally:
                 os.close(root_fd)
             if lock is not None:
-                return DirectStage(lock)
+                return DirectStage(lock, busy_seconds)
     except OSError as error:
         raise provider_error(error, f"A restore cannot be staged in {root}") from error
     raise busy(None)
@@ -85,20 +88,30 @@ def _clean_up(lock: StageLock) -> Literal["swept", "finished"]:
             os.fchmod(lock.root_fd, root_mode)
         lock.dismantle()
         return "swept"
+    tree = TreeLock.take(lock.root_fd, alone=True, seconds=RECOVER_SECONDS)
     try:
+        if tree is None:
+            raise being_read()
         trusted = os.fstat(lock.stage_fd).st_uid == os.geteuid()
         Swap(lock, Journal(journal_fd), trusted=trusted).run()
+        lock.dismantle()
     finally:
         os.close(journal_fd)
-    lock.dismantle()
+        if tree is not None:
+            tree.release()
     return "finished"
 
 
 class DirectStage:
-    """See `Stage`. Dropped without `swap` or `abort`, it lets go of the lock, and the next `recover` cleans up."""
+    """See `Stage`. Dropped without `swap` or `abort`, it lets go of the lock, and the next `recover` cleans up.
 
-    def __init__(self, lock: StageLock) -> None:
+    `seal` waits `busy_seconds` for captures of the tree to end, then raises `ProviderError` `WORKSPACE_BUSY`.
+    """
+
+    def __init__(self, lock: StageLock, busy_seconds: float = BUSY_SECONDS) -> None:
         self._lock = lock
+        self._busy_seconds = busy_seconds
+        self._tree_lock: TreeLock | None = None
         self._mutex = threading.Lock()
         self._state: Literal["open", "sealed", "done"] = "open"
         self._new = FolderCache(os.open("new", FOLDER_FLAGS, dir_fd=lock.stage_fd))
@@ -121,6 +134,12 @@ class DirectStage:
 
     async def seal(self, *, durable: bool) -> None:
         """See `Stage.seal`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._busy_seconds
+        while not await in_thread(self._lock_tree):
+            if loop.time() >= deadline:
+                raise being_read()
+            await asyncio.sleep(POLL_SECONDS)
         await in_thread(self._seal, durable)
 
     async def swap(self) -> SwapReport:
@@ -128,7 +147,7 @@ class DirectStage:
         return await in_thread(self._swap)
 
     async def abort(self) -> None:
-        """See `Stage.abort`. After `seal` it only lets go: the swap is then finished by `recover`."""
+        """See `Stage.abort`. Between `seal` and `swap` it only lets go: the swap is then finished by `recover`."""
         await in_thread(self._abort)
 
     # ---- in the worker thread
@@ -217,6 +236,13 @@ class DirectStage:
             )
         self._same_device.add(parent)
 
+    def _lock_tree(self) -> bool:
+        with self._mutex:
+            self._expect("open")
+            if self._tree_lock is None:
+                self._tree_lock = TreeLock.take(self._lock.root_fd, alone=True)
+            return self._tree_lock is not None
+
     def _seal(self, durable: bool) -> None:
         with self._mutex:
             self._expect("open")
@@ -262,6 +288,7 @@ class DirectStage:
     def _swap(self) -> SwapReport:
         with self._mutex:
             self._expect("sealed")
+            swapped = False
             try:
                 fd = os.open("journal", _READ, dir_fd=self._lock.stage_fd)
                 try:
@@ -269,10 +296,15 @@ class DirectStage:
                 finally:
                     os.close(fd)
                 self._state = "done"
+                if self._tree_lock is not None:
+                    self._tree_lock.share()
                 self._lock.dismantle()
+                swapped = True
             except OSError as error:
                 raise provider_error(error, "The restore was cut short; the next one finishes it") from error
             finally:
+                if not swapped:
+                    self._unlock_tree()
                 self._close()
             return report
 
@@ -288,9 +320,15 @@ class DirectStage:
                 except OSError as error:
                     raise provider_error(error, "The stage cannot be removed; the next restore sweeps it") from error
                 finally:
+                    self._unlock_tree()
                     self._close()
             else:
+                self._unlock_tree()
                 self._close()
+
+    def _unlock_tree(self) -> None:
+        if self._tree_lock is not None:
+            self._tree_lock.release()
 
     def _expect(self, state: str) -> None:
         if self._state != state:

@@ -119,6 +119,12 @@ class PerFileWorkspace:
             yield [block for part in parts for block in part]
             start = end
 
+    @contextlib.asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """Only recovers: a handle has no lock that would keep another host's restore from swapping."""
+        await self.recover()
+        yield
+
     async def recover(self) -> Literal["", "swept", "finished"]:
         """See `Workspace.recover`. A stage of another host is taken for dead after 10 minutes without a heartbeat."""
         from .perfile_stage import recover

@@ -6,7 +6,7 @@ import os
 import posixpath
 import secrets as random_ids
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -250,25 +250,28 @@ class _Capture:
 
     async def _capture_roots(self, hold: WriterHold, *, afresh: bool) -> tuple[list[RootState], list[StatUpdate], list[str]]:
         results: list[TreeResult] = []
-        for root in self._request.roots:
-            await root.workspace.recover()
-            base = await self._base(hold.grant, root.name, afresh=afresh)
-            tree = TreeFilter(root.policy, root.policy.compile(), self._request.redactor)
-            results.append(
-                await TreeCapture(
-                    workspace=root.workspace,
-                    sandbox_id=self._sandbox_id,
-                    name=root.name,
-                    policy=root.policy,
-                    base=base,
-                    reader=self._reader,
-                    writer=self._writer,
-                    ingestor=self._ingestor,
-                    tree=tree,
-                    redaction=self._fingerprint,
-                    check=hold.check,
-                ).run()
-            )
+        async with AsyncExitStack() as holds:
+            # all before the first is read, and in the order of every capture: a restore of several roots is seen whole
+            for root in sorted(self._request.roots, key=lambda root: root.workspace.root):
+                await holds.enter_async_context(root.workspace.hold())
+            for root in self._request.roots:
+                base = await self._base(hold.grant, root.name, afresh=afresh)
+                tree = TreeFilter(root.policy, root.policy.compile(), self._request.redactor)
+                results.append(
+                    await TreeCapture(
+                        workspace=root.workspace,
+                        sandbox_id=self._sandbox_id,
+                        name=root.name,
+                        policy=root.policy,
+                        base=base,
+                        reader=self._reader,
+                        writer=self._writer,
+                        ingestor=self._ingestor,
+                        tree=tree,
+                        redaction=self._fingerprint,
+                        check=hold.check,
+                    ).run()
+                )
         return [r.root for r in results], [r.stats for r in results], [w for r in results for w in r.warnings]
 
     async def _base(self, grant: Grant, name: str, *, afresh: bool) -> Base:

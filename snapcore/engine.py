@@ -1,6 +1,7 @@
 """What every engine operation works with: the two stores, the repository's configuration, and worker threads."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -48,8 +49,9 @@ async def finish(work: Awaitable[T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        if not task.done():
-            await asyncio.wait([task])
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):  # cancelled once more: it changes nothing
+                await asyncio.wait([task])
         if not task.cancelled() and (error := task.exception()):
             raise asyncio.CancelledError from error
         raise

@@ -348,7 +348,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     """What a workspace can do. What it cannot is reported, never emulated unsafely.
 
     `time_granularity_ns` is the coarseness of its file times; `atomic_swap` means that a restore is staged and
-    journaled; the others name abilities one by one.
+    journaled; `holds` that a hold keeps restores from swapping; the others name abilities one by one.
     """
 
     time_granularity_ns: int = 20_000_000
@@ -362,6 +362,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     mtimes: bool = False
     owners: bool = False
     sparse: bool = False
+    holds: bool = False
 
 
 def relabelled(checkpoint: Checkpoint, label: str | None) -> Checkpoint:

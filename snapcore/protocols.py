@@ -7,6 +7,7 @@ or `ProviderError` (sandboxes) with `retryable=True`.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -488,15 +489,18 @@ class Stage(Protocol):
         ...
 
     async def seal(self, *, durable: bool) -> None:
-        """Make the journal durable; with `durable`, everything staged first. From here on the swap will be done."""
+        """Make the journal durable; with `durable`, everything staged first. From here on the swap will be done. `ProviderError`
+        `WORKSPACE_BUSY` when others hold the tree (`Workspace.hold`) for longer than this waits; nothing is sealed then."""
         ...
 
     async def swap(self) -> SwapReport:
-        """Do the steps, remove the stage, and give up the lock. Finishes even when the caller is cancelled."""
+        """Do the steps, remove the stage, and give up the lock. Finishes even when the caller is cancelled. Where the workspace
+        `holds`, no other restore swaps until `abort`, so that the result can be looked at."""
         ...
 
     async def abort(self) -> None:
-        """Before `seal`: remove the stage and give up the lock; the tree is as it was. Idempotent."""
+        """Before `seal`: remove the stage and give up the lock; the tree is as it was. After `swap`: let others swap.
+        Idempotent."""
         ...
 
 
@@ -539,6 +543,12 @@ class Workspace(Protocol):
 
         Every file ends with one block that has `last`. What is no regular file any more has a `problem`.
         """
+        ...
+
+    def hold(self) -> AbstractAsyncContextManager[None]:
+        """Recovers, then keeps restores from swapping until it is left, where `capabilities.holds`: what is scanned and read
+        inside is then of no half-swapped tree. Holds do not exclude each other. `ProviderError` `WORKSPACE_BUSY` when a
+        restore runs for longer than this waits. Elsewhere it only recovers."""
         ...
 
     async def recover(self) -> Literal["", "swept", "finished"]:

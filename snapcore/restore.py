@@ -136,7 +136,6 @@ class _Restore:
             for root in roots:
                 if root.stage is not None:
                     await root.stage.seal(durable=root.planner.replaces)
-            stages.pop_all()
             await finish(self._swap(roots))
             for root in roots:
                 await self._settle(root)
@@ -207,11 +206,12 @@ class _Restore:
         changes: list[bytes] = []
         size = 0
         for root in roots:
-            async for window in root.planner.windows():
-                removes += window.removes
-                adds += window.adds
-                changes += window.changes
-                size += sum(t.entry.size for t in window.files)
+            async with root.workspace.hold():
+                async for window in root.planner.windows():
+                    removes += window.removes
+                    adds += window.adds
+                    changes += window.changes
+                    size += sum(t.entry.size for t in window.files)
             self._guard_empty(root)
         plan = RestorePlan(tuple(removes), tuple(adds), tuple(changes), size)
         return self._receipt(roots, plan)
@@ -219,9 +219,16 @@ class _Restore:
     # ---- after the swap
 
     async def _swap(self, roots: Sequence[_Root]) -> None:
+        """What is sealed is swapped, also when another root's swap is cut short."""
+        failed: SnapcoreError | None = None
         for root in roots:
-            if root.stage is not None:
-                root.report = await root.stage.swap()
+            try:
+                if root.stage is not None:
+                    root.report = await root.stage.swap()
+            except SnapcoreError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     async def _settle(self, root: _Root) -> None:
         """Check the result, and remember what was seen, so that the next capture is incremental."""

@@ -1,7 +1,7 @@
 """Restore: a checkpoint becomes the state of a workspace, exactly, or the workspace stays as it was."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -238,7 +238,6 @@ class _Restore:
         clock = await root.workspace.clock()
         trusted_before = clock.now_ns - clock.granularity_ns
         undone = dict(root.report.undone)
-        root.differences = list(root.report.undone)
         wrong: list[tuple[bytes, str]] = []
         pages: list[StatPage] = []
         salt = digest_salt(root.state.policy)
@@ -252,10 +251,12 @@ class _Restore:
                 problems = self._compare(root, entries[page_id], plain, undone)
                 root.differences += [(p, why) for p, why, grave in problems if not grave]
                 wrong.extend((p, why) for p, why, grave in problems if grave)
-                if not problems and len(plain) == len(entries[page_id]):
+                sure = not problems and undone.keys().isdisjoint(e.path for e in entries[page_id])
+                if sure and len(plain) == len(entries[page_id]):
                     pages.append(make_stat_page(page_id, plain, salt, trusted_before))
-            if self._request.verify == "content":
-                wrong.extend(await self._read_back(root, [(entries[i], s) for i, s in group]))
+            # of a step that was not done, no time and size can tell what is there now
+            doubtful = None if self._request.verify == "content" else undone
+            wrong.extend(await self._read_back(root, [(entries[i], s) for i, s in group], doubtful))
             group.clear()
 
         async for page, stats in slice_scan(
@@ -265,6 +266,8 @@ class _Restore:
             if len(group) >= LOAD_PAGES:
                 await check()
         await check()
+        told = {p for p, _ in root.differences} | {p for p, _ in wrong}
+        root.differences += [(p, why) for p, why in root.report.undone if p not in told]
         if self._scope.whole:
             await self._remember(root, pages)
         if wrong:
@@ -279,47 +282,55 @@ class _Restore:
     def _compare(
         self, root: _Root, entries: Sequence[Entry], stats: Sequence[FileStat], undone: Mapping[bytes, str]
     ) -> list[tuple[bytes, str, bool]]:
-        """(path, reason, grave) of each entry that is not as it should be; what the target cannot hold is not grave."""
+        """(path, reason, grave) of each entry that is not as it should be; what the target cannot hold is not grave. A path that
+        was to be removed and is still there is grave."""
         current = {s.path: s for s in stats}
         able = root.workspace.capabilities
         excludes = root.policy.compile().excludes if self._request.policy is not None else None
         prefix = root.workspace.root.rstrip("/").encode("utf-8", "surrogateescape") or b"/"
         out = []
         for e in entries:
-            if e.path in undone or not self._scope.holds(e.path) or (excludes is not None and excludes(e.path, e.kind)):
-                continue
             s = current.pop(e.path, None)
+            if not self._scope.holds(e.path) or (excludes is not None and excludes(e.path, e.kind)):
+                continue
+            why = undone.get(e.path)
             if s is None:
                 if not _below(e.path, root.planner.kept):
-                    out.append((e.path, "missing", able.symlinks or e.kind != Kind.LINK))
+                    out.append((e.path, why or "missing", able.symlinks or e.kind != Kind.LINK))
             elif s.kind != e.kind:
-                out.append((e.path, f"is a {Kind.NAMES[s.kind]}", True))
+                out.append((e.path, why or f"is a {Kind.NAMES[s.kind]}", True))
             elif e.kind == Kind.LINK:
                 if s.target != link_target(e, prefix):
-                    out.append((e.path, "another target", True))
+                    out.append((e.path, why or "another target", True))
             else:
                 mode = e.mode if self._request.owners else e.mode & 0o1777
                 if e.kind == Kind.FILE and s.size != e.size:
-                    out.append((e.path, f"{s.size} bytes instead of {e.size}", True))
+                    out.append((e.path, why or f"{s.size} bytes instead of {e.size}", True))
                 elif e.kind == Kind.FILE and s.mtime_ns != e.mtime_ns:
-                    out.append((e.path, "another modification time", able.mtimes))
+                    out.append((e.path, why or "another modification time", able.mtimes and why is None))
                 if s.mode != mode:
                     out.append((e.path, f"mode {s.mode:o} instead of {mode:o}", False))
                 elif mode != e.mode:
                     out.append((e.path, f"mode {mode:o} instead of {e.mode:o}: setuid and setgid need owners=True", False))
+        out += [(path, undone[path], True) for path in current if path in undone]
         return out
 
     async def _read_back(
-        self, root: _Root, pages: Sequence[tuple[Sequence[Entry], Sequence[FileStat]]]
+        self,
+        root: _Root,
+        pages: Sequence[tuple[Sequence[Entry], Sequence[FileStat]]],
+        only: Container[TreePath] | None,
     ) -> list[tuple[bytes, str]]:
+        """Of the files, or of `only` some: those that do not hold what they should."""
         pairs = []
         for entries, stats in pages:
             current = {s.path: s for s in stats if s.kind == Kind.FILE and not s.note}
             for e in entries:
                 s = current.get(e.path)
-                if e.kind == Kind.FILE and s is not None and s.size == e.size and self._scope.holds(e.path):
+                wanted = (only is None or e.path in only) and self._scope.holds(e.path)
+                if wanted and e.kind == Kind.FILE and s is not None and s.size == e.size:
                     pairs.append((s, e))
-        same = await same_contents(self._engine, self._reader, root.workspace, pairs)
+        same = await same_contents(self._engine, self._reader, root.workspace, pairs) if pairs else []
         return [(e.path, "other bytes") for (_, e), equal in zip(pairs, same, strict=True) if not equal]
 
     async def _remember(self, root: _Root, pages: Sequence[StatPage]) -> None:

@@ -161,7 +161,7 @@ def content_id(pages: Iterable[IndexEntry]) -> bytes:
 
 
 def build_index(pages: Sequence[IndexEntry]) -> tuple[bytes, dict[bytes, bytes]]:
-    """The top index record's id, and every index record by id as raw bytes."""
+    """The top index record's id, and every index record by id as raw bytes. There is at least one page: the root's."""
     records: dict[bytes, bytes] = {}
     level, entries = 1, list(pages)
     while True:
@@ -205,20 +205,24 @@ async def load_index(root_id: bytes, fetch: Fetch) -> tuple[list[IndexEntry], li
     """All leaf pages of a root in order, and the ids of all index records. Raises `SnapshotError` `INVALID_BLOB`."""
     ids = [root_id]
     level_ids = [root_id]
-    for _ in range(MAX_INDEX_LEVELS):
+    expected: int | None = None
+    while True:
         raws = await fetch(level_ids, RecordType.INDEX)
         pages = [_decode_index(raws[i]) for i in level_ids]
+        level = pages[0].level if expected is None else expected
+        if not 1 <= level <= MAX_INDEX_LEVELS or any(p.level != level for p in pages):
+            raise _broken("the levels of its index are not in order")
         entries = [e for p in pages for e in p.entries]
-        if len({p.level for p in pages}) != 1:
-            raise _broken("index pages of different levels stand side by side")
-        if pages[0].level == 1:
-            keys = [path_key(e.first_path) for e in entries]
-            if any(a >= b for a, b in itertools.pairwise(keys)):
-                raise _broken("the index is not in order")
+        keys = [path_key(e.first_path) for e in entries]
+        if any(a >= b for a, b in itertools.pairwise(keys)):
+            raise _broken("its index is not in order")
+        if level == 1:
             return entries, ids
         level_ids = [e.page_id for e in entries]
+        if len(set(level_ids)) != len(level_ids):  # else a few small records could list billions of pages
+            raise _broken("its index lists a page twice")
         ids += level_ids
-    raise _broken("the index has too many levels")
+        expected = level - 1
 
 
 def _broken(what: str) -> SnapshotError:
@@ -275,9 +279,9 @@ def validate_entries(entries: Iterable[Entry], previous: Entry | None, folders: 
                 raise SnapshotError("A manifest lists a path below what is no folder.", code=Code.INVALID_PATH, paths=[e.path])
         if e.hardlink:
             validate_path(e.hardlink)
-        if e.in_root:
-            validate_path(e.target)
-        if e.kind == Kind.LINK and (b"\0" in e.target or (not e.target and not e.in_root)):
+        # `..` further on may well lead to a place inside, by way of another link
+        valid = e.target.partition(b"/")[0] != b".." and e.target[:1] != b"/" if e.in_root else bool(e.target)
+        if e.kind == Kind.LINK and (b"\0" in e.target or not valid):
             raise SnapshotError("A manifest has a link without a valid target.", code=Code.INVALID_PATH, paths=[e.path])
         if e.kind == Kind.DIR:
             folders.append(e.path)

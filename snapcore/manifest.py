@@ -111,13 +111,12 @@ class PageBuilder:
     def add(self, entry: Entry) -> Page | None:
         """Take the next entry; the page that it completes, if it does."""
         fields = content_fields(entry)
-        self._entries.append(entry)
+        entries = self._entries
+        entries.append(entry)
         self._content.append(fields)
         self._size += len(fields)
         ends = zlib.crc32(entry.path) & _MASK == 0
-        if ends or len(self._entries) >= MAX_PAGE_ENTRIES or self._size >= MAX_PAGE_BYTES:
-            return self.finish()
-        return None
+        return self.finish() if ends or self._size >= MAX_PAGE_BYTES or len(entries) >= MAX_PAGE_ENTRIES else None
 
     def finish(self) -> Page | None:
         """The page begun, if any."""

@@ -111,15 +111,14 @@ class _Segment:
     size: int = 0
     reading: asyncio.Task[None] | None = None
 
-    def add(self, item: _Row | _Reused) -> None:
+    def add(self, item: _Row | _Reused) -> bool:
+        """Take the next item; whether that is enough."""
         self.items.append(item)
         if isinstance(item, _Row) and item.pending is not None:
             self.pending.append(item.pending)
             self.size += item.stat.size
-
-    @property
-    def full(self) -> bool:
-        return self.size >= SEGMENT_BYTES or len(self.pending) >= SEGMENT_FILES or len(self.items) >= SEGMENT_ITEMS
+            return self.size >= SEGMENT_BYTES or len(self.pending) >= SEGMENT_FILES
+        return len(self.items) >= SEGMENT_ITEMS
 
 
 class TreeCapture:
@@ -195,8 +194,7 @@ class TreeCapture:
         segment = _Segment()
         async for items in self._items():
             for item in items:
-                segment.add(item)
-                if segment.full:
+                if segment.add(item):
                     yield segment
                     segment = _Segment()
         if segment.items:
@@ -330,8 +328,19 @@ class TreeCapture:
         for item in segment.items:
             if isinstance(item, _Reused):
                 await self._take_page(item)
-            else:
-                await self._take_row(item)
+                continue
+            pending = item.pending
+            entry = item.entry
+            if entry is None:
+                entry = self._entry_read(pending, item.group) if pending is not None else await self._follow(item)
+                if entry is None:
+                    continue
+                pending = item.pending
+            if item.group is not None and item.group.path == entry.path:
+                item.group.entry = entry
+            page = self._add(item.stat if pending is None else pending.stat, entry)
+            if page is not None:
+                await self._take_new_page(page)
 
     async def _take_page(self, item: _Reused) -> None:
         if self._pager.at_border:
@@ -339,28 +348,20 @@ class TreeCapture:
             return
         raw = (await self._reader.fetch([item.page.page_id], RecordType.PAGE))[item.page.page_id]
         for stat, entry in zip(item.stats, decode_page(raw), strict=True):
-            await self._take_entry(stat, entry)
+            page = self._add(stat, entry)
+            if page is not None:
+                await self._take_new_page(page)
 
-    async def _take_row(self, row: _Row) -> None:
-        entry = row.entry
-        if entry is None:
-            entry = await self._read_entry(row)
-            if entry is None:
-                return
-        if row.group is not None and row.group.path == entry.path:
-            row.group.entry = entry
-        await self._take_entry(row.pending.stat if row.pending else row.stat, entry)
-
-    async def _read_entry(self, row: _Row) -> Entry | None:
-        group, pending = row.group, row.pending
-        if pending is None:
-            first = group.entry if group is not None else None
-            if group is not None and first is not None:
-                return _file_entry(row.stat, first.size, first.chunks, first.chunk_list, group.path, first.redactions, {})
-            # the group's first member was left out or lies in a page taken over as it is: this name is read for itself
-            pending = row.pending = PendingFile(row.stat)
-            await self._ingestor.read(self._workspace, [pending])
-        return self._entry_read(pending, group)
+    async def _follow(self, row: _Row) -> Entry | None:
+        """The entry of a further name of a hard-link group."""
+        group = row.group
+        first = group.entry if group is not None else None
+        if group is not None and first is not None:
+            return _file_entry(row.stat, first.size, first.chunks, first.chunk_list, group.path, first.redactions, {})
+        # the group's first member was left out or lies in a page taken over as it is: this name is read for itself
+        row.pending = PendingFile(row.stat)
+        await self._ingestor.read(self._workspace, [row.pending])
+        return self._entry_read(row.pending, group)
 
     def _entry_read(self, pending: PendingFile, group: _Group | None) -> Entry | None:
         s = pending.stat
@@ -381,11 +382,9 @@ class TreeCapture:
             first = group.path if group.path != s.path else b""
         return _file_entry(s, pending.size, pending.ids, pending.chunk_list, first, pending.redactions, {})
 
-    async def _take_entry(self, stat: FileStat, entry: Entry) -> None:
+    def _add(self, stat: FileStat, entry: Entry) -> Page | None:
         self._page_stats.append(stat)
-        page = self._pager.add(entry)
-        if page is not None:
-            await self._take_new_page(page)
+        return self._pager.add(entry)
 
     async def _take_new_page(self, page: Page) -> None:
         page_id = page.index.page_id

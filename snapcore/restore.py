@@ -312,8 +312,14 @@ class _Restore:
                     out.append((e.path, f"mode {s.mode:o} instead of {mode:o}", False))
                 elif mode != e.mode:
                     out.append((e.path, f"mode {mode:o} instead of {e.mode:o}: setuid and setgid need owners=True", False))
-        out += [(path, undone[path], True) for path in current if path in undone]
+        for path in current:
+            if path in undone or self._is_left_over(root, path):
+                out.append((path, undone.get(path, "not in the checkpoint"), True))
         return out
+
+    def _is_left_over(self, root: _Root, path: bytes) -> bool:
+        planner = root.planner
+        return self._scope.holds(path) and path not in planner.stay and not _below(path, planner.kept)
 
     async def _read_back(
         self,

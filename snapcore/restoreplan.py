@@ -100,7 +100,8 @@ def link_target(entry: Entry, root: bytes) -> bytes:
 
 
 class RestorePlanner:
-    """Plans the restore of one root. `counts`, `kept` and `blocked` are complete when the stream has ended."""
+    """Plans the restore of one root. `counts`, `kept` (paths left alone) and `stay` (the folders above them)
+    are complete when the stream has ended."""
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class RestorePlanner:
         self._groups: dict[bytes, _LinkGroup] = {}
         self._removed_folders: list[bytes] = []
         self._conflicts: set[bytes] = set()
-        self._stay: set[bytes] = set()
+        self.stay: set[bytes] = set()
         self._touched: set[bytes] = {b""}
         self._window = Window()
         self.counts = Counts()
@@ -224,9 +225,9 @@ class RestorePlanner:
         folder = path
         while folder:
             folder = folder.rpartition(b"/")[0]
-            if folder in self._stay:
+            if folder in self.stay:
                 return
-            self._stay.add(folder)
+            self.stay.add(folder)
 
     def _wanted(self, entry: Entry) -> bool:
         path = entry.path
@@ -397,7 +398,7 @@ class RestorePlanner:
 
     def _end(self) -> Window:
         window = self._window = Window()
-        blocked = sorted(self._conflicts & self._stay)
+        blocked = sorted(self._conflicts & self.stay)
         if blocked:
             raise SnapshotError(
                 "Folders that hold files to be kept (excluded, skipped, mounted) stand where the checkpoint has something else: "
@@ -408,7 +409,7 @@ class RestorePlanner:
                 hint="Move those files away, or restore with a policy that includes them.",
             )
         for path in self._removed_folders:
-            if path not in self._stay:
+            if path not in self.stay:
                 window.steps.append(RemoveStep(path, folder=True))
                 self._touch_parent(path)
                 if path not in self._conflicts:

@@ -442,6 +442,7 @@ class _Swap:
             await self._changing(path, self._files.rename, path, trashed)
         else:
             await self._changing(path, self._files.remove, path)
+            await self._files.write(trashed, b"")  # says so to a later run, when something was placed there
 
     async def _remove_folder(self, path: bytes) -> None:
         try:

@@ -83,12 +83,14 @@ def staged_file(staged: bytes, data: bytes, mode: int = 0o644) -> StageFile:
 
 
 async def restore(workspace: Workspace, writes: Sequence[StageWrite], steps: Sequence[Step]) -> SwapReport:
-    """Stage, seal and swap."""
+    """Stage, seal and swap, and let others swap."""
     stage = await workspace.open_stage()
     await stage.write(writes)
     await stage.log(steps)
     await stage.seal(durable=False)
-    return await stage.swap()
+    report = await stage.swap()
+    await stage.abort()
+    return report
 
 
 @pytest.mark.asyncio
@@ -368,18 +370,21 @@ class WorkspaceTests:
         (root / "folder").mkdir()
         (root / "folder" / "unplanned").touch()
         (root / "in-the-way").mkdir()
+        (root / "empty").mkdir(mode=0o711)
         report = await restore(
             workspace,
-            [staged_file(b"0", b"new"), staged_file(b"1", b"new"), StageFolder(b"2")],
+            [staged_file(b"0", b"new"), staged_file(b"1", b"new"), StageFolder(b"2"), StageFolder(b"3")],
             [
                 RemoveStep(b"folder", True),
                 PlaceStep(b"0", b"in-the-way"),
                 PlaceStep(b"2", b"folder"),
+                PlaceStep(b"3", b"empty"),
                 PlaceStep(b"1", b"placed"),
                 SetMetaStep(b"missing", 0o700, None),
             ],
         )
-        assert {path for path, reason in report.undone if reason} == {b"folder", b"in-the-way", b"missing"}
+        assert {path for path, reason in report.undone if reason} == {b"folder", b"in-the-way", b"empty", b"missing"}
+        assert (root / "empty").stat().st_mode & 0o7777 == 0o711
         assert (root / "folder" / "unplanned").exists()
         assert (root / "in-the-way").is_dir()
         assert (root / "placed").read_text() == "new"
@@ -434,6 +439,13 @@ class WorkspaceTests:
             await stage.abort()
         await (await workspace.open_stage()).abort()
         assert os.listdir(root) == []
+
+    async def test_holds_do_not_exclude_each_other_nor_a_restore_after_them(self, root: Path, workspace: Workspace) -> None:
+        async with workspace.hold(), self.make_workspace(root).hold():
+            assert [found.path for found in await scan_all(workspace)] == [b""]
+        assert (await restore(workspace, [staged_file(b"0", b"x")], [PlaceStep(b"0", b"file")])).undone == ()
+        async with workspace.hold():
+            assert len(await scan_all(workspace)) == 2
 
     async def test_a_stage_creates_the_root(self, root: Path) -> None:
         workspace = self.make_workspace(root / "new" / "er")

@@ -22,7 +22,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "-l", folder], check=True)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     try:
         yield folder.parent
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "-l", folder], check=True)
 
 
 @pytest.fixture

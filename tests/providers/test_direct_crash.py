@@ -43,6 +43,7 @@ WRITES: list[StageWrite] = [
     staged_file(b"6/in", b"was a file"),
 ]
 STEPS: list[Step] = [
+    RemoveStep(b"a/inside", False),
     RemoveStep(b"before-1970.txt", False),
     RemoveStep(b"empty", True),
     RemoveStep(b"empty/nested", True),
@@ -188,7 +189,7 @@ async def test_a_damaged_sealed_journal_is_never_swept(tmp_path: Path) -> None:
     await stage.abort()
     journal = tmp_path / ".snapcore-stage" / "journal"
     whole = journal.read_bytes()
-    for damaged in (whole[:-1], whole[:20], whole[:-1] + b"\0", whole[:45] + b"\xff" + whole[46:]):
+    for damaged in (whole[:-1], whole[:20], whole[:-1] + b"f", whole[:45] + b"\xff" + whole[46:]):
         journal.write_bytes(damaged)
         with pytest.raises(SnapshotError) as caught:
             await workspace.recover()

@@ -193,6 +193,7 @@ WRITES: list[StageWrite] = [
     staged_file(b"5", b"was a folder"),
 ]
 STEPS: list[Step] = [
+    RemoveStep(b"a/inside", False),
     RemoveStep(b"private", True),
     RemoveStep(b"private/key", False),
     RemoveStep(b"private/run-too.sh", False),

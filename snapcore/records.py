@@ -18,6 +18,7 @@ __all__ = ["PackRange", "RecordReader", "join_ranges"]
 MAX_GAP_BYTES: Final = 64 << 10
 MAX_RANGE_BYTES: Final = 8 << 20
 READS_AT_ONCE: Final = 8
+MAX_CHUNKS_IN_FILE: Final = 1 << 24  # 16 TiB: a few records that repeat one another could list any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +125,35 @@ class RecordReader:
         return [ids[i : i + 32] for i in range(0, len(ids), 32)]
 
     async def expand(self, lists: Sequence[bytes], into: set[bytes] | None = None) -> dict[bytes, list[bytes]]:
-        """Chunk ids of each chunk list. `into` receives the ids of all chunk-list records met on the way down."""
+        """Chunk ids of each chunk list. `into` receives the ids of all chunk-list records met on the way down.
+
+        Raises what `fetch` raises, and `INVALID_BLOB` for lists that cannot be right.
+        """
+        return await self._expand(lists, set() if into is None else into, None)
+
+    async def _expand(self, lists: Sequence[bytes], into: set[bytes], expected: int | None) -> dict[bytes, list[bytes]]:
         raws = await self.fetch(lists, RecordType.CHUNK_LIST)
-        if into is not None:
-            into.update(raws)
+        into.update(raws)
         out: dict[bytes, list[bytes]] = {}
-        for list_id in lists:
-            level, ids = decode_chunk_list(raws[list_id])
+        for list_id, raw in raws.items():
+            level, ids = decode_chunk_list(raw)
+            if expected not in (None, level):
+                raise _damaged_list(list_id, "refers to a list that is not one level below")
             if level:
-                lower = await self.expand(ids, into)
+                lower = await self._expand(ids, into, level - 1)
+                if sum(len(lower[i]) for i in ids) > MAX_CHUNKS_IN_FILE:
+                    raise _damaged_list(list_id, "leads to more chunks than a file can have")
                 ids = [chunk for i in ids for chunk in lower[i]]
             out[list_id] = ids
         return out
+
+
+def _damaged_list(list_id: bytes, what: str) -> SnapshotError:
+    return SnapshotError(
+        f"Chunk list {list_id.hex()[:16]} is damaged: it {what}.",
+        code=Code.INVALID_BLOB,
+        hint="Run 'snapcore verify' to see which checkpoints are hurt.",
+    )
 
 
 def decode_range(data: bytes, piece: PackRange, record_type: int) -> dict[bytes, bytes]:

@@ -1,5 +1,6 @@
 """`snapcore.json`: what a repository pins for good."""
 
+import re
 import secrets
 from typing import Final
 
@@ -9,25 +10,28 @@ from .chunking import DEFAULT_CHUNKER, ChunkerParams
 from .errors import Code, RepositoryError
 from .protocols import StoreIdentity
 
-__all__ = ["CONFIG_KEY", "FORMAT_VERSION", "RepositoryConfig", "decode_config", "encode_config", "new_config"]
+__all__ = ["CONFIG_KEY", "CREATING_KEY", "FORMAT_VERSION", "RepositoryConfig", "decode_config", "encode_config", "new_config"]
 
 CONFIG_KEY: Final = "snapcore.json"
+CREATING_KEY: Final = "snapcore-creating.json"  # the same, until the database has its ids too
 FORMAT_VERSION: Final = 1
+_HEX_ID: Final = re.compile("[0-9a-f]{32}")
 KNOWN_FEATURES: Final[frozenset[str]] = frozenset()
 
 
 class RepositoryConfig(msgspec.Struct, frozen=True):
     """Format version, ids (32 hex digits), chunker parameters, and features that a reader must know.
 
-    `salt` (32 hex digits) seasons the fingerprints of secrets; it is no secret itself.
+    `salt` (32 hex digits) seasons the fingerprints of secrets; it is no secret itself. No field has a default: a damaged
+    name must not pass for an absent one.
     """
 
     format_version: int
     repository_id: str
     database_id: str
     salt: str
-    chunker: ChunkerParams = DEFAULT_CHUNKER
-    required_features: tuple[str, ...] = ()
+    chunker: ChunkerParams
+    required_features: tuple[str, ...]
 
     @property
     def identity(self) -> StoreIdentity:
@@ -37,7 +41,8 @@ class RepositoryConfig(msgspec.Struct, frozen=True):
 
 def new_config() -> RepositoryConfig:
     """A fresh repository's configuration, with random ids."""
-    return RepositoryConfig(FORMAT_VERSION, secrets.token_hex(16), secrets.token_hex(16), secrets.token_hex(16))
+    repository_id, database_id, salt = (secrets.token_hex(16) for _ in range(3))
+    return RepositoryConfig(FORMAT_VERSION, repository_id, database_id, salt, DEFAULT_CHUNKER, ())
 
 
 def encode_config(config: RepositoryConfig) -> bytes:
@@ -49,10 +54,8 @@ def decode_config(data: bytes) -> RepositoryConfig:
     """Parse and check. Raises `RepositoryError` `DAMAGED` or `UNSUPPORTED_FORMAT`."""
     try:
         config = msgspec.json.decode(data, type=RepositoryConfig)
-    except msgspec.MsgspecError as error:
-        raise RepositoryError(
-            f"{CONFIG_KEY} cannot be read: {error}.", code=Code.DAMAGED, hint="Restore that small file from a copy."
-        ) from error
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _damaged(str(error)) from error
     unknown = set(config.required_features) - KNOWN_FEATURES
     if config.format_version != FORMAT_VERSION or unknown:
         raise RepositoryError(
@@ -63,4 +66,12 @@ def decode_config(data: bytes) -> RepositoryConfig:
             hint="Use a newer snapcore.",
         )
     config.chunker.validate()
+    if not all(_HEX_ID.fullmatch(i) for i in (config.repository_id, config.database_id, config.salt)):
+        raise _damaged("an id is not 32 hex digits")
     return config
+
+
+def _damaged(what: str) -> RepositoryError:
+    return RepositoryError(
+        f"{CONFIG_KEY} cannot be read: {what}.", code=Code.DAMAGED, hint="Restore that small file from a copy."
+    )

@@ -17,6 +17,7 @@ __all__ = ["UNTRUSTED", "digest_salt", "make_stat_page", "page_digest", "read_st
 
 UNTRUSTED: Final = -1
 NO_DIGEST: Final = b""
+MAX_ROWS_BYTES: Final = 64 << 10  # the fullest page's rows take less than 8 KiB
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(list[tuple[int, int]])
@@ -50,6 +51,8 @@ def make_stat_page(page_id: bytes, stats: Sequence[FileStat], salt: bytes, trust
 def read_stat_page(page: StatPage) -> list[tuple[int, int]]:
     """(ctime_ns, inode) of each entry, in the page's order; empty when the row is damaged, which costs a read and no more."""
     try:
-        return _decoder.decode(zlib.decompress(page.data))
-    except (zlib.error, msgspec.MsgspecError):
+        unpacker = zlib.decompressobj()
+        rows = unpacker.decompress(page.data, MAX_ROWS_BYTES)
+        return _decoder.decode(rows) if unpacker.eof else []
+    except (zlib.error, msgspec.MsgspecError, RecursionError):
         return []

@@ -165,8 +165,8 @@ class _Restore:
 
     @property
     def _sandbox_id(self) -> str:
-        first = self._request.checkpoint.roots[0].name
-        return self._request.roots[first].sandbox_id
+        roots = self._request.roots
+        return next(roots[state.name].sandbox_id for state in self._request.checkpoint.roots if state.name in roots)
 
     def _check_scope(self, target: Target) -> None:
         if self._scope.whole or len(self._request.checkpoint.roots) > 1:

@@ -109,15 +109,13 @@ async def test_names_come_back_as_bytes(memory_repo: Repository, work: Path) -> 
     root = os.fsencode(work)
     for name in NAMES:
         os.mkdir(root + b"/" + name)
-        with open(root + b"/" + name + b"/" + name, "wb") as file:
-            file.write(name)
+        Path(os.fsdecode(root + b"/" + name + b"/" + name)).write_bytes(name)
         os.symlink(name, root + b"/" + name + b"/link")
     target = os.fsencode(await round_trip(memory_repo, work))
     assert sorted(os.listdir(target)) == sorted(NAMES)
     for name in NAMES:
         assert os.readlink(target + b"/" + name + b"/link") == name
-        with open(target + b"/" + name + b"/" + name, "rb") as file:
-            assert file.read() == name
+        assert Path(os.fsdecode(target + b"/" + name + b"/" + name)).read_bytes() == name
 
 
 async def test_names_that_sort_around_the_separator_stay_apart(memory_repo: Repository, make: Make) -> None:
@@ -167,11 +165,12 @@ async def test_sparse_files_stay_sparse(memory_repo: Repository, work: Path) -> 
     """A hole at the start, in the middle, at the end, and nothing but a hole."""
     size = 12 << 20
     for name, places in {"start": [size - 3], "middle": [0, size - 3], "end": [0], "all": []}.items():
-        with open(work / name, "wb") as file:
-            file.truncate(size)
-            for place in places:
-                file.seek(place)
-                file.write(b"abc")
+        (work / name).touch()
+        os.truncate(work / name, size)
+        fd = os.open(work / name, os.O_WRONLY)
+        for place in places:
+            os.pwrite(fd, b"abc", place)
+        os.close(fd)
     target = await round_trip(memory_repo, work)
     for name in os.listdir(work):
         assert (target / name).read_bytes() == (work / name).read_bytes()

@@ -151,9 +151,9 @@ async def test_a_restore_brings_a_changed_group_back(
     """Case 50: over the changed group, and once more over the restored one, which then changes nothing."""
     checkpoint = await memory_repo.capture(group, thread_id="t")
     change(group)
-    for _ in range(2):
-        receipt = await memory_repo.restore(group, thread_id="t", verify="content")
-        assert receipt is not None
+    await memory_repo.restore(group, thread_id="t", verify="content")
+    receipt = await memory_repo.restore(group, thread_id="t", verify="content")
+    assert receipt is not None
     assert (receipt.added, receipt.changed, receipt.removed) == (0, 0, 0)
     again = await memory_repo.capture(group, thread_id="again", reread=True)
     assert again.content_id == checkpoint.content_id
@@ -228,7 +228,7 @@ async def test_an_excluded_name_leaves_the_others_linked(
         for each in order:
             entries = await check(memory_repo, group, each)
         assert [path for path in entries if path.endswith((b"first", b"second", b"third"))] == left
-        assert await hardlinks(memory_repo) == {path: left[0] for path in left[1:]}
+        assert await hardlinks(memory_repo) == dict.fromkeys(left[1:], left[0])
 
 
 async def test_a_group_in_the_way_of_plain_files_is_broken_up(memory_repo: Repository, make: Make) -> None:

@@ -51,7 +51,7 @@ KEPT = {
 async def test_links_that_stay_inside_are_kept_as_they_are(memory_repo: Repository, tree: Path, name: str) -> None:
     """Case 8: kept, never followed. A relative link that climbs out and names the workspace again is not portable."""
     os.symlink(KEPT[name], tree / name)
-    if name in ("to-a-link",):
+    if name == "to-a-link":
         os.symlink("file", tree / "relative")
     if name == "folder/through-a-link":
         os.symlink("folder", tree / "to-folder")

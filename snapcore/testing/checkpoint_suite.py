@@ -251,6 +251,7 @@ class CheckpointStoreTests:
         grant, checkpoint, commit = await start(store, "thread", "first", artifacts=artifacts)
         returned = await store.append(grant.lease, checkpoint, commit)
         returned.artifacts.clear()
+        assert list(checkpoint.artifacts) == ["report"]
         artifacts.clear()
         for found in [await store.get("thread", "first"), await store.head("thread"), *await store.checkpoints("thread")]:
             assert found is not None

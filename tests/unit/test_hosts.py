@@ -43,10 +43,15 @@ def test_a_pid_that_is_used_again_is_of_another_process() -> None:
 
 
 def test_a_process_that_was_not_waited_for_is_gone() -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
+    script = "from snapcore.hosts import current_holder; print(current_holder().started, flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    holder = changed(pid=process.pid, started=int(process.stdout.readline()))
+    assert not is_gone(holder)
+    process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert is_gone(changed(pid=process.pid))
-    process.wait()
+    assert is_gone(holder)
+    process.communicate()
 
 
 def test_a_running_process_whose_start_is_unknown_is_not_judged() -> None:

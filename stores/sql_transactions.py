@@ -99,6 +99,9 @@ class Transactions:
     async def close(self) -> None:
         """Let running transactions end and close every connection. Idempotent."""
         self._closed = True
+        await asyncio.to_thread(self._shut_down)
+
+    def _shut_down(self) -> None:
         self._readers.shutdown()
         self._writer.shutdown()
         self._database.dispose()

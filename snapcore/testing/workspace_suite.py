@@ -270,6 +270,20 @@ class WorkspaceTests:
         assert results[0][1].problem == results[4][1].problem == "vanished"
         assert results[0][1].after is None
 
+    async def test_a_parent_that_became_a_link_is_not_read_through(
+        self, root: Path, workspace: Workspace, tmp_path: Path
+    ) -> None:
+        outside = tmp_path / "outside"
+        for folder in (root / "sub", outside):
+            folder.mkdir()
+            (folder / "file").write_text(folder.name)
+        files = [found for found in await scan_all(workspace) if found.kind == Kind.FILE]
+        (root / "sub").rename(root / "moved")
+        (root / "sub").symlink_to(outside)
+        ((data, last),) = await read_all(workspace, files)
+        assert data == b""
+        assert last.problem
+
     # ---- stage and swap
 
     async def test_a_restore_replaces_adds_and_removes(self, root: Path, workspace: Workspace) -> None:

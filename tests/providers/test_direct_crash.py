@@ -5,6 +5,7 @@ import itertools
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from snapcore.protocols import (
     Step,
 )
 from snapcore.providers.direct import DirectWorkspace
+from snapcore.providers.folders import FOLDER_FLAGS
+from snapcore.providers.stage_lock import StageLock
 from snapcore.testing.trees import compare_trees, make_tree
 from snapcore.testing.workspace_suite import restore, staged_file
 
@@ -161,7 +164,10 @@ async def test_a_stage_that_is_dropped_frees_the_workspace(tmp_path: Path) -> No
     assert await workspace.recover() == "finished"
     assert (tmp_path / "file").read_text() == "x"
     stage = await workspace.open_stage()
+    dropped = asyncio.Event()
+    weakref.finalize(stage, asyncio.get_running_loop().call_soon_threadsafe, dropped.set)
     del stage
+    await dropped.wait()  # the thread that made it lets go of it in its own time
     assert await workspace.recover() == "swept"
 
 
@@ -221,6 +227,33 @@ async def test_a_stage_that_is_no_folder_is_named(tmp_path: Path) -> None:
         await DirectWorkspace(tmp_path).open_stage()
     assert caught.value.paths == (b".snapcore-stage",)
     assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_a_stage_is_never_made_over_another(tmp_path: Path) -> None:
+    root_fd = os.open(tmp_path, FOLDER_FLAGS)
+    lock = StageLock.create(root_fd)
+    assert lock is not None
+    assert StageLock.create(root_fd) is None
+    assert os.listdir(tmp_path) == [".snapcore-stage"]
+    lock.dismantle()
+    again = StageLock.create(root_fd)
+    assert again is not None
+    again.dismantle()
+    os.close(root_fd)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_stage_that_died_while_it_was_made_is_swept(tmp_path: Path) -> None:
+    half_made = tmp_path / ".snapcore-stage.0123"
+    half_made.mkdir()
+    (half_made / "owner").touch()
+    young = tmp_path / ".snapcore-stage.4567"
+    young.mkdir()
+    assert asyncio.run(DirectWorkspace(tmp_path).recover()) == ""
+    assert os.listdir(tmp_path) == [young.name]  # its maker may be about to write the owner file
+    os.utime(young, (1_000_000_000, 1_000_000_000))
+    assert asyncio.run(DirectWorkspace(tmp_path).recover()) == ""
+    assert os.listdir(tmp_path) == []
 
 
 def test_of_many_openers_one_wins(tmp_path: Path) -> None:

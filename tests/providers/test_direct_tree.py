@@ -125,20 +125,6 @@ async def test_no_descriptor_stays_open(tmp_path: Path) -> None:
 # ---- links in the way
 
 
-async def test_a_parent_that_became_a_link_is_not_read_through(tmp_path: Path) -> None:
-    root, outside = tmp_path / "root", tmp_path / "outside"
-    (root / "sub").mkdir(parents=True)
-    outside.mkdir()
-    (root / "sub" / "file").write_text("inside")
-    (outside / "file").write_text("secret")
-    workspace = DirectWorkspace(root)
-    files = [entry for entry in await scan_all(workspace) if entry.kind == Kind.FILE]
-    (root / "sub").rename(root / "moved")
-    (root / "sub").symlink_to(outside)
-    ((data, last),) = await read_all(workspace, files)
-    assert (data, last.problem) == (b"", "vanished")
-
-
 async def test_a_link_planted_after_the_seal_is_not_written_through(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     (root / "sub").mkdir(parents=True)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -293,6 +294,21 @@ async def test_a_swap_finishes_although_its_caller_is_cancelled(tmp_path: Path) 
     with pytest.raises(asyncio.CancelledError):
         await task
     assert len(os.listdir(tmp_path)) == 40
+
+
+async def test_a_remove_that_takes_whole_folders_is_not_given_one_with_something_in_it(tmp_path: Path) -> None:
+    class Sweeping(PlainHandle):
+        def remove(self, path: str) -> None:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "unplanned").touch()
+    report = await restore(PerFileWorkspace(Sweeping(), str(tmp_path)), [], [RemoveStep(b"folder", True)])
+    assert report.undone == ((b"folder", "the folder is not empty"),)
+    assert (tmp_path / "folder" / "unplanned").exists()
 
 
 async def test_links_in_a_new_folder_that_cannot_be_made_are_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from blake3 import blake3
 
-from .engine import Engine, finish
+from .engine import Engine, finish, stop
 from .errors import Code, RecordsMissingError, RepositoryError, SnapcoreError, SnapshotError, printable
 from .ingest import Ingestor
 from .leases import DEFAULT_TTL, WriterHold
@@ -214,9 +214,26 @@ class _Capture:
         paths = sorted(root.workspace.root.rstrip("/") + "/" for root in r.roots)
         if any(b.startswith(a) for a, b in itertools.pairwise(paths)):
             raise SnapshotError("One root lies inside another: each file must belong to one.", code=Code.INVALID_REQUEST)
+        self._refuse_secrets()
         if not r.allow_any_root:
             for root in r.roots:
                 guard_root(root.workspace.root)
+
+    def _refuse_secrets(self) -> None:
+        """Ids, roots and patterns are stored as they are, so that none may hold a secret."""
+        r = self._request
+        texts = {
+            "the thread id": [r.thread_id],
+            "the checkpoint id": [r.checkpoint_id or ""],
+            "the run id": [r.run_id or ""],
+            "the idempotency key": [r.idempotency_key or ""],
+            "a root's name or path": [text for root in r.roots for text in (root.name, root.workspace.root)],
+            "a pattern": [text for root in r.roots for text in (*root.policy.record().include, *root.policy.record().exclude)],
+        }
+        for what, values in texts.items():
+            found = r.redactor.names_with_secrets([(v.encode("utf-8", "surrogateescape"), b"") for v in values])
+            for name in found.values():
+                raise SnapshotError(f"The secret {name} is part of {what}.", code=Code.SECRET_IN_NAME, hint="Choose another.")
 
     async def _attempts(self, hold: WriterHold) -> CaptureReport:
         for attempt in range(COMMIT_ATTEMPTS):
@@ -371,5 +388,4 @@ async def _progress(callback: ProgressCallback | None, ingestor: Ingestor) -> As
         yield
         callback(Progress("capture", ingestor.files_read, ingestor.bytes_read))
     finally:
-        ticking.cancel()
-        await asyncio.gather(ticking, return_exceptions=True)
+        await stop([ticking])

@@ -10,7 +10,7 @@ import stat
 import sys
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -20,20 +20,20 @@ from snapcore.model import Capabilities, FileStat, Kind, Note
 from snapcore.protocols import ReadBlock, SandboxClock, ScanSelection, Stage
 
 from .folders import FILE_FLAGS, FOLDER_FLAGS, STAGE_NAME, FolderCache, split
+from .links import inside, link_leads_out
 from .threads import in_thread
 from .tree_lock import BUSY_SECONDS, POLL_SECONDS, TreeLock, being_read, sealed_stage
 
 if TYPE_CHECKING:
     from _typeshed import StrPath
 
-__all__ = ["DirectWorkspace", "link_leads_out"]
+__all__ = ["DirectWorkspace"]
 
 GRANULARITY_NS: Final = 20_000_000  # the kernel stamps files by its tick, at most 10 ms behind the clock
 SCAN_BATCH: Final = 2_000
 READ_FILES: Final = 1_000
 READ_BYTES: Final = 8 << 20
 READ_BLOCK: Final = 4 << 20
-MAX_LINK_HOPS: Final = 40  # as the kernel's own limit
 
 NOT_REGULAR: Final = "not a regular file any more"
 VANISHED: Final = "vanished"
@@ -321,61 +321,6 @@ def _exists(name: bytes, fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def inside(target: bytes, root: bytes) -> bytes | None:
-    """The part of an absolute `target` below `root`, None when it does not name the root or something below it."""
-    if target == root:
-        return b""
-    prefix = root.rstrip(b"/") + b"/"
-    return target[len(prefix) :] if target.startswith(prefix) else None
-
-
-def link_leads_out(path: bytes, target: bytes, roots: Sequence[bytes], target_of: Callable[[bytes, bytes], bytes | None]) -> bool:
-    """Whether the link at `path` leads out of the root, which has the absolute names `roots`.
-
-    `target_of(parent, name)` gives a link's target, empty bytes for anything else, None when there is nothing. Resolved
-    as the kernel would, but never out of the root: through other links, `..` taken from where they lead. Below a name
-    that is not there the rest is taken as written. A loop leads nowhere, so not outside.
-    """
-    here = path.split(b"/")[:-1]
-    pending: list[bytes] = []  # components to go, the next one last
-
-    def follow(text: bytes) -> bool:
-        if text.startswith(b"/"):
-            inner = next((part for part in (inside(text, root) for root in roots) if part is not None), None)
-            if inner is None:
-                return False
-            here.clear()
-            text = inner
-        pending.extend(reversed(text.split(b"/")))
-        return True
-
-    if not follow(target):
-        return True
-    hops, real = 1, True
-    while pending:
-        name = pending.pop()
-        if name in (b"", b"."):
-            continue
-        if name == b"..":
-            if not here:
-                return True
-            here.pop()
-            real = True
-            continue
-        if real:
-            next_target = target_of(b"/".join(here), name)
-            if next_target:
-                hops += 1
-                if hops > MAX_LINK_HOPS:
-                    return False
-                if not follow(next_target):
-                    return True
-                continue
-            real = next_target is not None
-        here.append(name)
-    return False
 
 
 class _Reader:

@@ -16,9 +16,10 @@ from snapcore.errors import Code, ProviderError, SnapshotError, printable
 from snapcore.model import Capabilities, FileStat, Kind, Note
 from snapcore.protocols import FileHandle, ReadBlock, SandboxClock, ScanSelection, Stage
 
-from .direct import NOT_REGULAR, VANISHED, link_leads_out
+from .direct import NOT_REGULAR, VANISHED
 from .folders import STAGE_NAME, split
 from .handle_files import HandleFiles
+from .links import link_leads_out
 
 __all__ = ["PerFileWorkspace"]
 

@@ -19,7 +19,7 @@ from .folders import FILE_FLAGS, FOLDER_FLAGS, FolderCache, split
 from .journal import Journal
 from .stage_lock import StageLock
 
-__all__ = ["Swap", "set_mode"]
+__all__ = ["Swap", "Undone"]
 
 P = ParamSpec("P")
 

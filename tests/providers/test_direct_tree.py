@@ -320,6 +320,27 @@ def test_a_read_only_root_is_as_it_was_after_an_abort(as_user: AsUser) -> None:
     as_user(work)
 
 
+def test_a_read_only_root_is_as_it_was_after_a_death(as_user: AsUser) -> None:
+    def work(root: Path) -> None:
+        root.chmod(0o555)
+        pid = os.fork()
+        if pid == 0:
+
+            async def stage_and_die() -> None:
+                stage = await DirectWorkspace(root).open_stage()
+                await stage.write([staged_file(b"0", b"x")])
+                os._exit(9)
+
+            asyncio.run(stage_and_die())
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+        assert root.stat().st_mode & 0o7777 == 0o755
+        assert asyncio.run(DirectWorkspace(root).recover()) == "swept"
+        assert root.stat().st_mode & 0o7777 == 0o555
+        assert os.listdir(root) == []
+
+    as_user(work)
+
+
 def test_what_a_user_may_not_see_is_noted(as_user: AsUser) -> None:
     def work(root: Path) -> None:
         for name in ("closed", "no-search", "open"):

@@ -217,8 +217,8 @@ def differences(a: Path, b: Path) -> list[str]:
 async def test_a_restore_that_dies_at_any_call_is_swept_or_finished(
     tmp_path: Path, make_handle: Callable[[], FileHandle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snapcore.providers.perfile_stage.is_gone", lambda holder: True)  # the "dead" one is this process
-    monkeypatch.setattr("snapcore.providers.perfile_stage.OWNER_SECONDS", 0)
+    monkeypatch.setattr("snapcore.providers.perfile_lock.is_gone", lambda holder: True)  # the "dead" one is this process
+    monkeypatch.setattr("snapcore.providers.perfile_lock.OWNER_SECONDS", 0)
     old, new = tmp_path / "old", tmp_path / "new"
     make_tree(old, files=5)
     make_tree(new, files=5)

@@ -193,6 +193,13 @@ def test_fork_copies_a_checkpoint_to_an_empty_thread(made: Run, tree: Path) -> N
     made("fork", "--thread", "t", "--to", "t3", "--checkpoint", "one", "--step", "1", code=2)
 
 
+def test_fork_at_a_step(run: Run, tree: Path) -> None:
+    run("init")
+    for step in (1, 2, 3):
+        run("capture", str(tree), "--thread", "t", "--id", f"step-{step}", "--step", str(step))
+    assert run("fork", "--thread", "t", "--to", "t2", "--step", "2", "--json").json["source_id"] == "step-2"
+
+
 def test_rewind_appends(made: Run) -> None:
     answer = made("rewind", "one", "--thread", "t", "--json").json
     assert (answer["parent_id"], answer["reason"]) == ("two", "rewind")

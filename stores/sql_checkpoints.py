@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import ColumnElement, Select, delete, func, select, update
 
-from snapcore.errors import CheckpointConflictError, Code, SnapshotError
+from snapcore.errors import CheckpointConflictError, Code, RepositoryError, SnapshotError
 from snapcore.model import Checkpoint, ThreadInfo, WriterLease, relabelled
 from snapcore.protocols import Commit
 
@@ -274,11 +274,20 @@ def _in_order(wanted: Select[bytes]) -> Select[bytes]:
 
 def _one(tx: Transaction, wanted: Select[bytes]) -> Checkpoint | None:
     record = tx.connection.scalar(wanted)
-    return None if record is None else _decoder.decode(record)
+    return None if record is None else _decode(record)
 
 
 def _many(tx: Transaction, wanted: Select[bytes]) -> list[Checkpoint]:
-    return [_decoder.decode(record) for record in tx.connection.scalars(wanted)]
+    return [_decode(record) for record in tx.connection.scalars(wanted)]
+
+
+def _decode(record: bytes) -> Checkpoint:
+    try:
+        return _decoder.decode(record)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RepositoryError(
+            "The database holds a checkpoint that cannot be read.", code=Code.DAMAGED, hint="Put a copy of its file back."
+        ) from error
 
 
 def _after_all_with(prefix: str) -> str | None:

@@ -9,6 +9,8 @@
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -115,6 +117,17 @@ __all__ = [
     "open_repository",
     "restore",
 ]
+
+
+class _Package(ModuleType):
+    """Keeps `capture` and `restore` the functions: importing a submodule binds it to its name in the package."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in ("capture", "restore") and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

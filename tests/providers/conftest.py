@@ -1,5 +1,6 @@
 """File systems and users of their own for tests."""
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -52,6 +53,7 @@ def as_user() -> Iterator[Callable[[Callable[[Path], None]], Path]]:
         os.chown(root, user, user)
 
     def run(work: Callable[[Path], None]) -> Path:
+        importlib.import_module("snapcore.providers.direct_stage")  # that user may not be able to read the modules
         pid = os.fork()
         if pid == 0:
             code = 1

@@ -20,7 +20,7 @@ ADAPTERS = ("stores", "providers", "cli")
 LAYERS = (
     ("errors", "model"),
     ("protocols",),
-    ("chunking", "packs", "manifest", "config", "hosts"),
+    ("chunking", "packs", "manifest", "config", "hosts", "idset"),
     (
         "selection",
         "redaction",

@@ -1,6 +1,6 @@
 """File systems and users of their own for tests."""
 
-import importlib
+import asyncio
 import os
 import shutil
 import subprocess
@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from snapcore.providers.direct import DirectWorkspace
+from snapcore.testing.workspace_suite import restore
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def as_user() -> Iterator[Callable[[Callable[[Path], None]], Path]]:
         os.chown(root, user, user)
 
     def run(work: Callable[[Path], None]) -> Path:
-        importlib.import_module("snapcore.providers.direct_stage")  # that user may not be able to read the modules
+        asyncio.run(restore(DirectWorkspace(base / "first"), [], []))  # loads modules that the user may be unable to read
         pid = os.fork()
         if pid == 0:
             code = 1

@@ -2,13 +2,13 @@
 
 import asyncio
 import secrets
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from .chunking import compress_many, record_id
-from .engine import Engine
+from .engine import Engine, stop
+from .idset import IdSet
 from .model import PackWrite, StatUpdate, WriterLease
 from .packs import TARGET_PACK_BYTES, PackBuilder, pack_key
 from .protocols import Commit
@@ -48,8 +48,7 @@ class PackWriter:
         self._content = PackBuilder(pack_id)
         self._structure: list[NewRecord] = []
         self._structure_bytes = 0
-        self._claimed: set[bytes] = set()
-        self._lock = threading.Lock()
+        self._claimed = IdSet()
         self._uploads: asyncio.Task[None] | None = None
         self._waiting = asyncio.Semaphore(MAX_UPLOADS)
         self._own: list[str] = []
@@ -69,13 +68,7 @@ class PackWriter:
 
     def claim(self, ids: Iterable[bytes]) -> list[bytes]:
         """Those of `ids` that this capture has not met yet, once each. Safe to call from worker threads."""
-        fresh = []
-        with self._lock:
-            for i in ids:
-                if i not in self._claimed:
-                    self._claimed.add(i)
-                    fresh.append(i)
-        return fresh
+        return self._claimed.add_new(ids)
 
     async def unknown(self, ids: Sequence[bytes]) -> list[bytes]:
         """Those of freshly claimed `ids` that the store does not hold; the others are referred to from now on."""
@@ -129,8 +122,7 @@ class PackWriter:
 
     async def reopen(self, commit: Commit) -> None:
         """Carry on after a commit that was refused: its packs are kept, and what it found in the store is looked up again."""
-        with self._lock:
-            self._claimed -= self.refs
+        self._claimed.remove(self.refs)
         self.refs.clear()
         self._lookups = True
         self._content = PackBuilder(new_pack_id())
@@ -141,8 +133,7 @@ class PackWriter:
     async def abandon(self) -> None:
         """Stop uploading. What was put is garbage, to be found by gc."""
         if self._uploads is not None:
-            self._uploads.cancel()
-            await asyncio.gather(self._uploads, return_exceptions=True)
+            await stop([self._uploads])
 
     def _take_structure(self) -> None:
         for r in self._structure:

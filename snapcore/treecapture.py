@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from .engine import WORKERS
+from .engine import WORKERS, stop
 from .errors import Code, SnapshotError, printable
 from .ingest import Ingestor, PendingFile
 from .manifest import IndexEntry, Page, PageBuilder, build_index, content_id, decode_page
@@ -35,7 +35,7 @@ __all__ = ["Base", "TreeCapture", "TreeResult"]
 
 SEGMENT_BYTES: Final = 4 << 20
 SEGMENT_FILES: Final = 1_024
-SEGMENT_ITEMS: Final = 16_384
+SEGMENT_ENTRIES: Final = 8_192
 LOOK_PAGES: Final = 64  # manifest pages fetched together
 SAVE_PAGES: Final = 64  # manifest pages stored together
 
@@ -109,6 +109,7 @@ class _Segment:
     items: list[_Row | _Reused] = field(default_factory=list)
     pending: list[PendingFile] = field(default_factory=list)
     size: int = 0
+    entries: int = 0
     reading: asyncio.Task[None] | None = None
 
     def add(self, item: _Row | _Reused) -> bool:
@@ -118,7 +119,8 @@ class _Segment:
             self.pending.append(item.pending)
             self.size += item.stat.size
             return self.size >= SEGMENT_BYTES or len(self.pending) >= SEGMENT_FILES
-        return len(self.items) >= SEGMENT_ITEMS
+        self.entries += len(item.stats) if isinstance(item, _Reused) else 1
+        return self.entries >= SEGMENT_ENTRIES
 
 
 class TreeCapture:
@@ -181,10 +183,7 @@ class TreeCapture:
                 await self._consume(flight[0])
                 flight.popleft()
         finally:
-            tasks = [s.reading for s in flight if s.reading is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await stop([s.reading for s in flight if s.reading is not None])
         self._tree.raise_refused()
         return await self._finish()
 
@@ -206,7 +205,7 @@ class TreeCapture:
         async for part in self._slices():
             group.append(part)
             changed += not part.unchanged
-            if part.page is None or changed >= LOOK_PAGES or len(group) >= 16 * LOOK_PAGES:
+            if part.page is None or changed >= LOOK_PAGES or len(group) >= 2 * LOOK_PAGES:
                 yield await self._compare(group)
                 group, changed = [], 0
         if group:

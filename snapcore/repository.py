@@ -1,5 +1,6 @@
 """A repository: one place where checkpoints are kept, and what users do with it."""
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Final, Literal
 from . import browse, history
 from .browse import Diff
 from .capture import DEFAULT_ROOT, CaptureReport, CaptureRequest, RootRequest, capture
-from .config import CONFIG_KEY, RepositoryConfig, decode_config, encode_config, new_config
+from .config import CONFIG_KEY, CREATING_KEY, RepositoryConfig, decode_config, encode_config, new_config
 from .engine import Engine
 from .errors import Code, RepositoryError, SnapshotError, printable
 from .leases import DEFAULT_TTL
@@ -28,6 +29,8 @@ __all__ = ["Repository", "RepositoryStats", "as_workspace", "init_repository", "
 DATABASE_NAME: Final = "snapcore.db"
 DEFAULT_WORKSPACE: Final = "/workspace"
 MAX_CANDIDATES: Final = 20
+CREATION_POLLS: Final = 20
+CREATION_PAUSE: Final = 0.05
 
 Roots = Mapping[str, str | tuple[str, FilePolicy]]
 CheckpointList = list[Checkpoint]  # the class below has a method called list
@@ -462,19 +465,31 @@ def _default_database(url: str) -> str:
 
 
 async def _create(blobs: BlobStore, store: CheckpointStore) -> RepositoryConfig:
-    known = await store.identity()
-    if known is not None:
-        raise RepositoryError(
-            "The database belongs to another repository, or the repository's snapcore.json is gone.",
-            code=Code.WRONG_DATABASE,
-            hint="Give a fresh --database, or put snapcore.json back.",
-        )
-    config = new_config()
+    """Create a repository, or go on where a creation was cut short. It exists once both stores have its ids; until then a blob
+    of another name holds them, so that whoever comes next uses the same."""
+    config = await _read_config(blobs, CREATING_KEY)
+    if config is None and await store.identity() is None:
+        await blobs.put(CREATING_KEY, encode_config(new_config()))
+        config = await _read_config(blobs, CREATING_KEY)  # another process may have put its own
+    if config is None or await store.initialize(config.identity) != config.identity:
+        return await _created_elsewhere(blobs)
     await blobs.put(CONFIG_KEY, encode_config(config))
-    # two processes may create it at once: what the blob store holds now is what counts
-    config = decode_config(await blobs.get(CONFIG_KEY))
-    await store.initialize(config.identity)
+    await blobs.delete(CREATING_KEY)
     return config
+
+
+async def _created_elsewhere(blobs: BlobStore) -> RepositoryConfig:
+    """What another process, which was first at the database, is about to put."""
+    for _ in range(CREATION_POLLS):
+        config = await _read_config(blobs)
+        if config is not None:
+            return config
+        await asyncio.sleep(CREATION_PAUSE)
+    raise RepositoryError(
+        "The database belongs to another repository, or the repository's snapcore.json is gone.",
+        code=Code.WRONG_DATABASE,
+        hint="Give a fresh --database, or put snapcore.json back.",
+    )
 
 
 async def _check_identity(store: CheckpointStore, config: RepositoryConfig) -> None:

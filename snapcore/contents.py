@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .chunking import ChunkerParams, cut_stream_piece, decode_payload, record_id
-from .engine import WORKERS, Engine
+from .engine import WORKERS, Engine, stop
 from .errors import Code, SnapshotError, printable
 from .model import Entry, FileStat, Kind, Location, RecordType
 from .protocols import Buffer, ReadBlock, Stage, StageFile, Workspace
@@ -148,9 +148,7 @@ class ContentStager:
             for worker in workers:
                 await worker
         finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+            await stop(workers)
 
     async def _write_range(self, piece: PackRange, places: Mapping[bytes, Sequence[tuple[FileTask, int]]]) -> None:
         data = memoryview(await self._reader.read_range(piece))

@@ -3,15 +3,15 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from .config import RepositoryConfig
 from .protocols import BlobStore, CheckpointStore
 
-__all__ = ["Engine", "finish"]
+__all__ = ["Engine", "finish", "stop"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,15 +43,43 @@ class Engine:
             await self.blobs.close()
 
 
-async def finish(work: Awaitable[T]) -> T:
-    """Await `work` to its end even when the caller is cancelled; the cancellation is raised afterwards."""
+async def finish(work: Awaitable[T], undo: Callable[[T], Awaitable[object]] | None = None) -> T:
+    """Await `work` to its end even when the caller is cancelled; the cancellation is raised afterwards.
+
+    Its result would be lost then: `undo` gives it back, and is awaited to its end as well.
+    """
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        while not task.done():
-            with contextlib.suppress(asyncio.CancelledError):  # cancelled once more: it changes nothing
-                await asyncio.wait([task])
+        with contextlib.suppress(asyncio.CancelledError):
+            await _ended([task])
         if not task.cancelled() and (error := task.exception()):
             raise asyncio.CancelledError from error
+        if undo is not None and not task.cancelled():
+            await finish(undo(task.result()))
         raise
+
+
+async def stop(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until all have ended, even when the caller is cancelled; the cancellation is raised afterwards.
+    What the tasks raise is dropped."""
+    for task in tasks:
+        task.cancel()
+    try:
+        await _ended(tasks)
+    finally:
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()  # it was seen
+
+
+async def _ended(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    cancelled: asyncio.CancelledError | None = None
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final
 
 from .chunking import compress_many, cut, cut_stream_piece, record_id
-from .engine import Engine
+from .engine import Engine, stop
 from .manifest import CONTENT_IDS_IN_ENTRY, encode_chunk_list
 from .model import DIGEST_BYTES, ContentRef, FileStat, Kind, RecordType, Redaction
 from .packwriter import NewRecord, PackWriter
@@ -105,8 +105,7 @@ class Ingestor:
                 following = asyncio.create_task(_next(blocks_ahead))
                 await self._take(files, blocks, large, after)
         finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            await stop([following])
         return after
 
     async def _take(

@@ -1,11 +1,12 @@
 """Holding a thread's writer lease while work goes on."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from .engine import finish
+from .engine import finish, stop
 from .errors import CheckpointWriterConflictError, CheckpointWriterLostError, SnapcoreError
 from .hosts import current_holder
 from .model import WriterLease
@@ -65,16 +66,20 @@ class WriterHold:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
-        if not self.released:
-            try:
-                await finish(self._store.release_writer(self.lease))
-            except SnapcoreError:
-                # the lease runs out by itself; the failure that brought us here is the one to report
-                if error is None and self._lost is None:
-                    raise
+        try:
+            if self._renewing is not None:
+                await stop([self._renewing])
+        finally:
+            if not self.released:
+                await self._release(failed=error is not None)
+
+    async def _release(self, *, failed: bool) -> None:
+        try:
+            await finish(self._store.release_writer(self.lease))
+        except SnapcoreError:
+            # the lease runs out by itself; the failure that brought us here is the one to report
+            if not failed and self._lost is None:
+                raise
 
     async def _acquire(self) -> Grant:
         loop = asyncio.get_running_loop()
@@ -90,7 +95,8 @@ class WriterHold:
                         pack_id=self._pack_id,
                         sandbox_id=self._sandbox_id,
                         roots=self._roots,
-                    )
+                    ),
+                    undo=self._give_up,
                 )
             except CheckpointWriterConflictError:
                 left = deadline - loop.time()
@@ -98,6 +104,10 @@ class WriterHold:
                     raise
                 await asyncio.sleep(min(delay, left))
                 delay = min(delay * 2, LONGEST_RETRY)
+
+    async def _give_up(self, grant: Grant) -> None:
+        with contextlib.suppress(SnapcoreError):  # the lease runs out by itself
+            await self._store.release_writer(grant.lease)
 
     async def _renew(self) -> None:
         pause = self._ttl * RENEW_PART

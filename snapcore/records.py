@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .chunking import decode_payload
-from .engine import Engine
+from .engine import Engine, stop
 from .errors import Code, SnapshotError
 from .manifest import IndexEntry, decode_chunk_list, load_index
 from .model import ContentRef, Entry, Location, RecordType
@@ -108,9 +108,7 @@ class RecordReader:
             for task in tasks:
                 out |= await task
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await stop(tasks)
         return out
 
     async def index(self, manifest: bytes) -> tuple[list[IndexEntry], list[bytes]]:

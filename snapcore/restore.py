@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from .capture import guard_root
 from .contents import ContentStager, same_contents
-from .engine import Engine, finish
+from .engine import Engine, finish, stop
 from .errors import Code, RepositoryError, SnapcoreError, SnapshotError, printable
 from .model import Checkpoint, Entry, FileStat, Kind, Progress, RootState, StatPage, StatUpdate
 from .protocols import Pin, ProgressCallback, Stage, SwapReport, Workspace
@@ -127,7 +127,7 @@ class _Restore:
             if r.dry_run:
                 return await self._dry_run(roots)
             for root in roots:
-                root.stage = await root.workspace.open_stage()
+                root.stage = await finish(root.workspace.open_stage(), undo=_abort)
                 stages.push_async_callback(_abort, root.stage)
                 root.stager = ContentStager(
                     self._engine, self._reader, root.stage, owners=r.owners, reinject=r.redactor if r.reinject else None
@@ -398,8 +398,7 @@ class _Restore:
             yield
             report()
         finally:
-            ticking.cancel()
-            await asyncio.gather(ticking, return_exceptions=True)
+            await stop([ticking])
 
 
 def _below(path: bytes, kept: Sequence[bytes]) -> bool:
@@ -415,7 +414,10 @@ async def _pinned(engine: Engine, checkpoint: Checkpoint) -> AsyncIterator[None]
     """Hold the checkpoint's records against gc. With a read-only database there is no hold, and no gc that could be told."""
     roots = [root.manifest for root in checkpoint.roots] + [checkpoint.record_id]
     try:
-        pin: Pin | None = await finish(engine.checkpoints.pin(roots, (checkpoint.thread_id, checkpoint.id), ttl=PIN_SECONDS))
+        pin: Pin | None = await finish(
+            engine.checkpoints.pin(roots, (checkpoint.thread_id, checkpoint.id), ttl=PIN_SECONDS),
+            undo=engine.checkpoints.unpin,
+        )
     except RepositoryError as error:
         if error.code != Code.READ_ONLY:
             raise
@@ -433,6 +435,7 @@ async def _pinned(engine: Engine, checkpoint: Checkpoint) -> AsyncIterator[None]
     try:
         yield
     finally:
-        renewing.cancel()
-        await asyncio.gather(renewing, return_exceptions=True)
-        await finish(engine.checkpoints.unpin(pin))
+        try:
+            await stop([renewing])
+        finally:
+            await finish(engine.checkpoints.unpin(pin))

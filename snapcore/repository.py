@@ -198,7 +198,7 @@ class Repository:
         several roots goes to its own paths, or to `roots` by name. `paths` limits it to files and folders. `dry_run` plans
         only. `verify="content"` reads everything back. `owners` restores owners, setuid and setgid. `reinject` puts the
         present values of `secrets` back. `allow_empty` permits that a non-empty folder becomes empty. `safety_checkpoint`
-        captures the present state first.
+        captures the present state of these places first, with the same policy.
 
         Raises `SnapshotError` (`MISSING_CHECKPOINT` for an unknown `checkpoint_id`, `MISSING_BLOB`, `INVALID_BLOB`,
         `POLICY_REQUIRED`, `EMPTY_RESTORE`, `RESTORE_BLOCKED`, `VERIFY_FAILED`), `ProviderError`, `RepositoryError`.
@@ -209,19 +209,26 @@ class Repository:
             if checkpoint_id is not None:
                 raise history.missing(thread_id, checkpoint_id)
             return None
+        places = await _restore_roots(sandbox, checkpoint, workspace_root, roots)
         if safety_checkpoint and not dry_run:
-            await self.capture(
-                sandbox,
-                thread_id=thread_id,
-                label="before-restore",
-                workspace_root=workspace_root,
-                policy=policy,
-                secrets=secrets,
-                allow_any_root=allow_any_root,
+            present = [
+                RootRequest(state.name, places[state.name], policy or FilePolicy.from_record(state.policy))
+                for state in checkpoint.roots
+                if state.name in places
+            ]
+            await capture(
+                self._engine,
+                CaptureRequest(
+                    thread_id=thread_id,
+                    roots=present,
+                    redactor=Redactor.build(secrets),
+                    label="before-restore",
+                    allow_any_root=allow_any_root,
+                ),
             )
         request = RestoreRequest(
             checkpoint=checkpoint,
-            roots=await _restore_roots(sandbox, checkpoint, workspace_root, roots),
+            roots=places,
             redactor=Redactor.build(secrets),
             policy=policy,
             paths=None if paths is None else [os.fsencode(p) for p in paths],
@@ -370,6 +377,8 @@ async def _restore_roots(
         raise SnapshotError(
             "The checkpoint has several roots.", code=Code.INVALID_REQUEST, hint="Give roots={name: path} instead of one."
         )
+    if roots is not None and not roots:
+        raise SnapshotError("A restore needs at least one root.", code=Code.INVALID_REQUEST)
     unknown = sorted(set(roots or {}) - {r.name for r in checkpoint.roots})
     if unknown:
         raise SnapshotError(f"The checkpoint has no root {printable(unknown[0])}.", code=Code.INVALID_REQUEST)
@@ -447,10 +456,13 @@ async def init_repository(url: str | os.PathLike[str], *, database: str | None =
     return await OpenRepository(url, database, create=True, exclusive=True)
 
 
-async def _read_config(blobs: BlobStore) -> RepositoryConfig | None:
-    if await blobs.head(CONFIG_KEY) is None:
-        return None
-    return decode_config(await blobs.get(CONFIG_KEY))
+async def _read_config(blobs: BlobStore, key: str = CONFIG_KEY) -> RepositoryConfig | None:
+    try:
+        return decode_config(await blobs.get(key)) if await blobs.head(key) is not None else None
+    except SnapshotError as error:
+        if error.code != Code.MISSING_BLOB:
+            raise
+        return None  # removed just now
 
 
 def _default_database(url: str) -> str:

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 TARGET_PACK_BYTES: Final = 16 << 20
+TARGET_PACK_RECORDS: Final = 16_384  # of tiny files: bounds the footer, and the transaction that enters it
 MAX_PACK_BYTES: Final = 32 << 20
 VERSION: Final = 1
 
@@ -78,6 +79,11 @@ class PackBuilder:
     def __len__(self) -> int:
         """Bytes so far, without the footer."""
         return self._size
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time for the next pack."""
+        return self._size >= TARGET_PACK_BYTES or len(self.records) >= TARGET_PACK_RECORDS
 
     def add(self, record_type: int, record_id: bytes, raw_size: int, codec: int, payload: Buffer) -> None:
         """Append a record. The caller keeps packs below `MAX_PACK_BYTES`."""

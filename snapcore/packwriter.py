@@ -82,7 +82,7 @@ class PackWriter:
         """Store content records. May wait for uploads, so that memory stays bounded."""
         for r in records:
             self._content.add(r.type, r.id, r.raw_size, r.codec, r.payload)
-            if len(self._content) >= TARGET_PACK_BYTES:
+            if self._content.full:
                 await self._flush_content()
         self._raise_failed()
 

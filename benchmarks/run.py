@@ -9,7 +9,6 @@ Seconds depend on the machine and on what else it does; the ratios within one ru
 """
 
 import argparse
-import asyncio
 import json
 import os
 import random
@@ -18,14 +17,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from snapcore.testing.trees import make_tree, mutate_tree
 from tools import SNAPCORE, TOOLS, Measure, Tool, measure, tree_bytes
 
 SECRETS = 10
@@ -114,9 +111,7 @@ class Bench:
         shutil.rmtree(folder)
 
     def _warm(self) -> None:
-        for path in self.tree.rglob("*"):
-            if path.is_file():
-                path.read_bytes()
+        subprocess.run(["sh", "-c", f"tar cf - -C {self.tree} . | cat >/dev/null"], check=True)
 
     def _secrets(self) -> None:
         repository = self.work / "repository-secrets"
@@ -136,8 +131,19 @@ class Bench:
         command = ["find", str(self.tree), "-printf", "%s %T@ %C@ %i %p\\0"]
         work = "capture, 15 files changed, in a process that stays up"
         self.measures[work]["find -printf"].append(measure(command))
-        seeds = [self._next_seed() for _ in range(3)]
-        self.measures[work]["snapcore"].append(asyncio.run(_resident(repository, self.tree, self.step, seeds)))
+        # the process that stays up is one of its own, told by lines when the tree has changed
+        resident = [sys.executable, str(Path(__file__).with_name("resident.py")), str(repository), str(self.tree)]
+        with subprocess.Popen(resident, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            seconds = []
+            for _ in range(4):
+                self.step(self.tree, self._next_seed())
+                process.stdin.write("capture\n")
+                process.stdin.flush()
+                seconds.append(float(process.stdout.readline()))
+            process.stdin.close()
+        self.measures[work]["snapcore"].append(Measure(statistics.median(seconds[1:]), 0, 0))
 
     def _delta_restore(self) -> None:
         """The tree was captured, then changed in a step: back to what was captured."""
@@ -160,22 +166,8 @@ class Bench:
                 for name, runs in by_tool.items()
             }
         out["store size"] = {name: {"mb": round(size / 1e6, 1)} for name, size in self.sizes.items()}
-        out["bytes added by a 15-file capture"] = {"snapcore": {"kb": round(statistics.median(self.added) / 1e3, 1)}}
+        out["bytes added by a 15-file capture"] = {"snapcore": {"kb": round(statistics.median(self.added or [0]) / 1e3, 1)}}
         return out
-
-
-async def _resident(repository: Path, tree: Path, step: Callable[[Path, int], None], seeds: list[int]) -> Measure:
-    import snapcore
-
-    async with snapcore.open_repository(repository) as repo:
-        await repo.capture(tree, thread_id="bench")
-        seconds = []
-        for seed in seeds:
-            step(tree, seed)
-            start = time.perf_counter()
-            await repo.capture(tree, thread_id="bench")
-            seconds.append(time.perf_counter() - start)
-    return Measure(statistics.median(seconds), 0, 0)
 
 
 def ratios(table: dict[str, dict[str, dict[str, float]]]) -> list[tuple[str, str, float, float]]:
@@ -220,7 +212,15 @@ def _maker(args: argparse.Namespace) -> tuple[Callable[[Path], None], Callable[[
         return make, step
     if args.tree:
         return lambda tree: shutil.copytree(args.tree, tree, symlinks=True), _touch_some
-    return lambda tree: make_tree(tree, files=args.files, big_bytes=args.big_mb * 1_000_000), mutate_tree
+    # made by processes of their own: a child's peak memory counts from what its parent had
+
+    def call(code: str) -> None:
+        subprocess.run([sys.executable, "-c", f"from snapcore.testing.trees import make_tree, mutate_tree; {code}"], check=True)
+
+    return (
+        lambda tree: call(f"make_tree({str(tree)!r}, files={args.files}, big_bytes={args.big_mb * 1_000_000})"),
+        lambda tree, seed: call(f"mutate_tree({str(tree)!r}, {seed})"),
+    )
 
 
 def _touch_some(tree: Path, seed: int) -> None:

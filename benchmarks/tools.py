@@ -23,7 +23,7 @@ class Measure:
 
 
 def measure(command: Sequence[str], cwd: Path | None = None) -> Measure:
-    """Run a command to its end. Raises `subprocess.CalledProcessError` when it fails; 1 and 3 are warnings for borg and snapcore."""
+    """Run a command to its end. Raises `subprocess.CalledProcessError` when it fails (warnings of borg and snapcore do not)."""
     start = time.perf_counter()
     with subprocess.Popen(
         list(command), cwd=cwd, env=os.environ | PASSWORD, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -77,6 +77,10 @@ def _borg_excludes() -> list[str]:
     return [part for name in EXCLUDES for part in ("--exclude", f"sh:**/{name}")]
 
 
+def _tar_excludes() -> str:
+    return " ".join(f"--exclude={name!r}" for name in EXCLUDES)
+
+
 TOOLS = (
     Tool(
         "snapcore",
@@ -102,7 +106,7 @@ TOOLS = (
         lambda repo, tree: [
             "sh",
             "-c",
-            f"tar cf - {' '.join(f'--exclude={name!r}' for name in EXCLUDES)} -C {tree} . | zstd -3 -T0 -q -f -o {repo}/tree.tar.zst",
+            f"tar cf - {_tar_excludes()} -C {tree} . | zstd -3 -T0 -q -f -o {repo}/tree.tar.zst",
         ],
         lambda repo, out: ["sh", "-c", f"zstd -dcq {repo}/tree.tar.zst | tar xf - -C {out} 2>/dev/null"],
     ),

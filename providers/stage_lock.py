@@ -48,7 +48,8 @@ class StageLock:
 
     @staticmethod
     def create(root_fd: int) -> "StageLock | None":
-        """Make a stage in the root, or None when there is one. `root_fd` is duplicated."""
+        """Make a stage in the root, or None when there is one. `root_fd` is duplicated. The root keeps its mtime."""
+        root = os.fstat(root_fd)
         name = STAGE_NAME + b"." + secrets.token_hex(8).encode()
         root_mode = _make_folder(root_fd, name)
         lock = None
@@ -63,12 +64,14 @@ class StageLock:
             if root_mode is not None:
                 lock.remember_mode(b"", root_mode)
             os.rename(name, STAGE_NAME, src_dir_fd=root_fd, dst_dir_fd=root_fd)
+            _put_time_back(root_fd, root)
         except OSError as error:
             if lock is not None:
                 lock.release()
             _remove(root_fd, name)
             if root_mode is not None:
                 os.fchmod(root_fd, root_mode)
+            _put_time_back(root_fd, root)
             if error.errno in _TAKEN or isinstance(error, FileNotFoundError):
                 return None  # another was first, or took this for a stray
             raise
@@ -190,6 +193,11 @@ class StageLock:
             if fd >= 0:
                 os.close(fd)
         self._owner_fd = self.stage_fd = self.root_fd = -1
+
+
+def _put_time_back(root_fd: int, before: os.stat_result) -> None:
+    with contextlib.suppress(PermissionError):  # the root is another user's
+        os.utime(root_fd, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def _kernel(holder: Holder) -> str:

@@ -30,8 +30,11 @@ def digest_salt(policy: PolicyRecord) -> bytes:
 
 
 def page_digest(stats: Sequence[FileStat], salt: bytes) -> bytes:
-    """A digest of all that a scan said of the entries of one page."""
-    return blake3(salt + _encoder.encode(stats)).digest()
+    """A digest of all that a scan said of the entries of one page; none when a time is beyond what can be kept."""
+    try:
+        return blake3(salt + _encoder.encode(stats)).digest()
+    except OverflowError:
+        return NO_DIGEST
 
 
 def make_stat_page(page_id: bytes, stats: Sequence[FileStat], salt: bytes, trusted_before_ns: int) -> StatPage:

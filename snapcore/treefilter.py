@@ -11,6 +11,8 @@ from .selection import FilePolicy, Selection
 __all__ = ["TreeFilter"]
 
 SHOWN_PATHS: Final = 20
+EARLIEST_NS: Final = -(2**63)
+LATEST_NS: Final = 2**63 - 1
 _NOTES: Final = {Note.MOUNT: "another file system is mounted here", Note.UNREADABLE: "unreadable"}
 
 
@@ -27,6 +29,14 @@ class _Refusal:
         shown = ", ".join(f"{printable(p)} ({why})" for p, why in self.paths[:SHOWN_PATHS])
         more = f", and {len(self.paths) - SHOWN_PATHS} more" if len(self.paths) > SHOWN_PATHS else ""
         return SnapshotError(f"{self.what}: {shown}{more}.", code=self.code, paths=[p for p, _ in self.paths], hint=self.hint)
+
+
+def _unsupported(s: FileStat) -> str:
+    if s.note == Note.OUTSIDE:
+        return "a link that leaves the workspace"
+    if s.kind > Kind.LINK:
+        return f"a {Kind.NAMES[s.kind]}"
+    return "a modification time before 1678 or after 2262"
 
 
 class TreeFilter:
@@ -78,10 +88,10 @@ class TreeFilter:
         """The entries of the batch to be captured, in order."""
         if self._redactor.active:
             self._look_for_secrets(batch)
-        kept = [s for s in batch if not s.note and s.kind <= Kind.LINK]
+        kept = [s for s in batch if not s.note and s.kind <= Kind.LINK and EARLIEST_NS <= s.mtime_ns <= LATEST_NS]
         if len(kept) != len(batch):
             for s in batch:
-                if s.note or s.kind > Kind.LINK:
+                if s.note or s.kind > Kind.LINK or not EARLIEST_NS <= s.mtime_ns <= LATEST_NS:
                     self._left_out(s)
         return self._limit(kept)
 
@@ -107,7 +117,7 @@ class TreeFilter:
         elif s.note == Note.UNREADABLE:
             self.unreadable(s.path, _NOTES[s.note])
         else:
-            why = "a link that leaves the workspace" if s.note == Note.OUTSIDE else f"a {Kind.NAMES[s.kind]}"
+            why = _unsupported(s)
             if self._policy.on_unsupported == "skip":
                 self.skipped.append(Skipped(s.path, why))
             else:

@@ -4,6 +4,7 @@ A handle has no fsync: the journal is as durable as its writes are.
 """
 
 import asyncio
+import contextlib
 import os
 import stat
 import tempfile
@@ -48,9 +49,14 @@ async def open_stage(files: HandleFiles) -> "PerFileStage":
         await files.mkdir(STAGE_NAME)
     except FileExistsError:
         raise busy(None) from None
-    lock = await PerFileLock.take(files)
-    await files.mkdir(NEW[:-1])
-    await files.mkdir(TRASH[:-1])
+    try:
+        lock = await PerFileLock.take(files)
+        await files.mkdir(NEW[:-1])
+        await files.mkdir(TRASH[:-1])
+    except OSError:
+        with contextlib.suppress(OSError):
+            await files.remove_tree(STAGE_NAME)
+        raise
     return PerFileStage(files, lock)
 
 

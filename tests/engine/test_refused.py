@@ -315,17 +315,18 @@ async def test_excluded_files_do_not_count_towards_a_limit(memory_repo: Reposito
 async def test_a_root_of_everything_or_a_home_is_refused(
     memory_repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
 ) -> None:
-    """Cases 3 and 20: capture and restore refuse `/` and home folders unless asked for."""
+    """Cases 3 and 20: capture and restore refuse `/` and home folders unless asked for. (The limit and the dry run are for
+    the day on which they do not.)"""
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     (tmp_path / "me").mkdir()
     (tmp_path / "work").mkdir()
     await memory_repo.capture(tmp_path / "work", thread_id="t")
     with pytest.raises(SnapshotError) as caught:
-        await memory_repo.capture(root, thread_id="new")
+        await memory_repo.capture(root, thread_id="new", policy=FilePolicy(max_files=1))
     assert caught.value.code == Code.INVALID_WORKSPACE
     assert "allow_any_root" in caught.value.hint
     with pytest.raises(SnapshotError) as caught:
-        await memory_repo.restore(root, thread_id="t")
+        await memory_repo.restore(root, thread_id="t", dry_run=True)
     assert caught.value.code == Code.INVALID_WORKSPACE
 
 

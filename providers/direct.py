@@ -157,7 +157,7 @@ class DirectWorkspace:
         except OSError as error:
             raise SnapshotError(
                 f"The workspace {printable(self._root)} cannot be opened as a folder: {error.strerror}.",
-                code=Code.INVALID_WORKSPACE,
+                code=Code.MISSING_WORKSPACE if error.errno == errno.ENOENT else Code.INVALID_WORKSPACE,
                 hint="Name an existing folder.",
             ) from error
 

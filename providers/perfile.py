@@ -240,7 +240,7 @@ class _Scan:
         if st is None or not stat.S_ISDIR(st.st_mode):
             raise SnapshotError(
                 f"The workspace {printable(self._root)} is no folder of the sandbox.",
-                code=Code.INVALID_WORKSPACE,
+                code=Code.MISSING_WORKSPACE if st is None else Code.INVALID_WORKSPACE,
                 hint="Name an existing folder.",
             )
         root = describe(b"", st)

@@ -534,7 +534,7 @@ class Workspace(Protocol):
 
         Excluded paths, mount points and unreadable folders come once, with their `note`, and are not listed further. The
         stage's own folder never comes. Entries that vanish meanwhile are passed over. Raises `SnapshotError`
-        `INVALID_WORKSPACE` when the root is no folder.
+        `MISSING_WORKSPACE` when there is no root, `INVALID_WORKSPACE` when it is no folder.
         """
         ...
 

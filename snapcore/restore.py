@@ -206,12 +206,11 @@ class _Restore:
         changes: list[bytes] = []
         size = 0
         for root in roots:
-            async with root.workspace.hold():
-                async for window in root.planner.windows():
-                    removes += window.removes
-                    adds += window.adds
-                    changes += window.changes
-                    size += sum(t.entry.size for t in window.files)
+            async for window in _plan_only(root):
+                removes += window.removes
+                adds += window.adds
+                changes += window.changes
+                size += sum(t.entry.size for t in window.files)
             self._guard_empty(root)
         plan = RestorePlan(tuple(removes), tuple(adds), tuple(changes), size)
         return self._receipt(roots, plan)
@@ -312,9 +311,8 @@ class _Restore:
                     out.append((e.path, f"mode {s.mode:o} instead of {mode:o}", False))
                 elif mode != e.mode:
                     out.append((e.path, f"mode {mode:o} instead of {e.mode:o}: setuid and setgid need owners=True", False))
-        for path in current:
-            if path in undone or self._is_left_over(root, path):
-                out.append((path, undone.get(path, "not in the checkpoint"), True))
+        left = (path for path in current if path in undone or self._is_left_over(root, path))
+        out += [(path, undone.get(path, "not in the checkpoint"), True) for path in left]
         return out
 
     def _is_left_over(self, root: _Root, path: bytes) -> bool:
@@ -399,6 +397,18 @@ class _Restore:
             report()
         finally:
             await stop([ticking])
+
+
+async def _plan_only(root: _Root) -> AsyncIterator[Window]:
+    try:
+        async with root.workspace.hold():
+            async for window in root.planner.windows():
+                yield window
+    except SnapshotError as error:
+        if error.code != Code.MISSING_WORKSPACE:
+            raise
+        async for window in root.planner.windows(missing=True):
+            yield window
 
 
 def _below(path: bytes, kept: Sequence[bytes]) -> bool:

@@ -146,12 +146,15 @@ class RestorePlanner:
         self.current_entries = 0
         self.replaces = False
 
-    async def windows(self) -> AsyncIterator[Window]:
+    async def windows(self, *, missing: bool = False) -> AsyncIterator[Window]:
         """The plan, part by part. Raises `SnapshotError` `RESTORE_BLOCKED` at the end when a folder that holds files to be kept
-        stands where a file or link must go."""
+        stands where a file or link must go. `missing` plans for a root that is not there yet."""
         group = []
         digests = await self._engine.checkpoints.stat_digests(self._sandbox_id, self._target.root.name)
+        top = self._target.folders[b""]
         scan = self._workspace.scan(self._selection, cross_mounts=self._cross_mounts)
+        if missing:
+            scan = _new_root(top, self._mode(top))
         async for page, stats in slice_scan(scan, self._target.pages):
             group.append((page.page_id, stats))
             if len(group) >= LOAD_PAGES:
@@ -422,6 +425,10 @@ class RestorePlanner:
                 owner = (entry.uid, entry.gid) if self._owners else None
                 window.steps.append(SetMetaStep(path, self._mode(entry), entry.mtime_ns, owner))
         return window
+
+
+async def _new_root(entry: Entry, mode: int) -> AsyncIterator[Sequence[FileStat]]:
+    yield [FileStat(b"", Kind.DIR, mode, mtime_ns=entry.mtime_ns, uid=entry.uid, gid=entry.gid)]
 
 
 def _walk_order(path: bytes) -> bytes:

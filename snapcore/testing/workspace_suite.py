@@ -218,10 +218,10 @@ class WorkspaceTests:
 
     async def test_a_root_that_is_no_folder_is_refused(self, root: Path) -> None:
         (root / "file").touch()
-        for name in ("file", "missing"):
+        for name, code in (("file", Code.INVALID_WORKSPACE), ("missing", Code.MISSING_WORKSPACE)):
             with pytest.raises(SnapshotError) as caught:
                 await scan_all(self.make_workspace(root / name))
-            assert caught.value.code == Code.INVALID_WORKSPACE
+            assert caught.value.code == code
 
     # ---- read
 

@@ -356,5 +356,6 @@ async def test_a_root_that_is_no_folder_is_refused(memory_repo: Repository, tmp_
         root.symlink_to("nowhere")
     with pytest.raises(SnapshotError) as caught:
         await asyncio.wait_for(memory_repo.capture(root, thread_id="t"), 20)
-    assert caught.value.code == Code.INVALID_WORKSPACE
+    absent = kind in ("missing", "dangling link")
+    assert caught.value.code == (Code.MISSING_WORKSPACE if absent else Code.INVALID_WORKSPACE)
     assert await memory_repo.threads() == []

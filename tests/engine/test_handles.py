@@ -253,6 +253,22 @@ async def test_links_and_special_files_through_a_handle(memory_repo: Repository,
     assert b"fifo" in caught.value.paths
 
 
+async def test_a_file_that_vanishes_while_a_handle_reads_it_is_listed(memory_repo: Repository, make: Make) -> None:
+    """Cases 26 and 40: its bytes came, but at the end there is nothing left to check them against."""
+    work = make({"a": "1" * 1000, "b": "2"})
+
+    class Vanishing(AllMethods):
+        def read(self, path: str) -> Iterator[bytes]:
+            pieces = list(super().read(path))
+            if path.endswith("/a"):
+                (work / "a").unlink()
+            yield from pieces
+
+    report = await memory_repo.capture_with_report(Vanishing(work), thread_id="t")
+    assert [(s.path, s.reason) for s in report.skipped] == [(b"a", "vanished while it was read")]
+    assert [e.path async for e in memory_repo.ls(report.checkpoint)] == [b"", b"b"]
+
+
 async def test_a_handle_that_fails_leaves_head_and_workspace(memory_repo: Repository, make: Make, tmp_path: Path) -> None:
     """Whatever call of it fails: a typed error, and the files as they were before the swap."""
     work = make({"a": "1", "sub/b": "2"})

@@ -183,7 +183,7 @@ class _Capture:
         self._fingerprint = await self._engine.run(r.redactor.fingerprint, bytes.fromhex(self._engine.config.salt))
         pack_id = new_pack_id()
         hold = WriterHold(
-            self._engine.checkpoints,
+            self._engine,
             r.thread_id,
             ttl=r.lease_ttl,
             wait=r.wait,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from .config import RepositoryConfig
+from .model import WriterLease
 from .protocols import BlobStore, CheckpointStore
 
 __all__ = ["Engine", "finish", "stop"]
@@ -29,18 +30,20 @@ class Engine:
     workers: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="snapcore-work")
     )
+    unreleased: dict[str, WriterLease] = field(default_factory=dict)
+    """Leases, by thread, that could not be given up when their work was over: the disk was full, the database locked."""
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run CPU work on a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self.workers, lambda: work(*args, **kwargs))
 
     async def close(self) -> None:
-        """Close both stores and end the threads."""
+        """Close both stores and end the threads, also when the caller is cancelled meanwhile."""
         self.workers.shutdown(wait=False, cancel_futures=True)
         try:
-            await self.checkpoints.close()
+            await finish(self.checkpoints.close())
         finally:
-            await self.blobs.close()
+            await finish(self.blobs.close())
 
 
 async def finish(work: Awaitable[T], undo: Callable[[T], Awaitable[object]] | None = None) -> T:

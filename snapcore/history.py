@@ -67,7 +67,7 @@ async def fork(
         )
     source = await _source(engine, thread_id, checkpoint_id, at_step)
     pack_id = new_pack_id()
-    async with WriterHold(engine.checkpoints, to_thread_id, pack_id=pack_id) as hold:
+    async with WriterHold(engine, to_thread_id, pack_id=pack_id) as hold:
         copy = msgspec.structs.replace(
             source,
             id=new_id or new_checkpoint_id(),
@@ -90,7 +90,7 @@ async def rewind(engine: Engine, thread_id: str, checkpoint_id: str, *, new_id: 
     """Append a checkpoint with the content of an older one. History is never rewritten."""
     source = await _source(engine, thread_id, checkpoint_id)
     pack_id = new_pack_id()
-    async with WriterHold(engine.checkpoints, thread_id, pack_id=pack_id) as hold:
+    async with WriterHold(engine, thread_id, pack_id=pack_id) as hold:
         head = hold.grant.head
         if head is None:
             raise missing(thread_id, checkpoint_id)
@@ -114,7 +114,7 @@ async def set_label(engine: Engine, thread_id: str, checkpoint_id: str, label: s
     """Give a checkpoint a label, or take it away with None."""
     source = await _source(engine, thread_id, checkpoint_id)
     pack_id = new_pack_id()
-    async with WriterHold(engine.checkpoints, thread_id, pack_id=pack_id) as hold:
+    async with WriterHold(engine, thread_id, pack_id=pack_id) as hold:
         changed, writer = await _write_record(engine, hold, pack_id, relabelled(source, label))
         commit = await writer.finish()
         return await finish(engine.checkpoints.set_label(hold.lease, checkpoint_id, label, changed.record_id, commit))
@@ -123,5 +123,5 @@ async def set_label(engine: Engine, thread_id: str, checkpoint_id: str, label: s
 async def delete(engine: Engine, thread_id: str, checkpoint_id: str | None) -> Checkpoint:
     """Remove a checkpoint (the head when None) from its thread. What only it referred to becomes garbage."""
     source = await _source(engine, thread_id, checkpoint_id)
-    async with WriterHold(engine.checkpoints, thread_id) as hold:
+    async with WriterHold(engine, thread_id) as hold:
         return await finish(engine.checkpoints.delete(hold.lease, source.id))

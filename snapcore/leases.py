@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from .engine import finish, stop
+from .engine import Engine, finish, stop
 from .errors import CheckpointWriterConflictError, CheckpointWriterLostError, SnapcoreError
 from .hosts import current_holder
 from .model import WriterLease
-from .protocols import CheckpointStore, Grant
+from .protocols import Grant
 
 __all__ = ["DEFAULT_TTL", "WriterHold"]
 
@@ -29,7 +29,7 @@ class WriterHold:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        engine: Engine,
         thread_id: str,
         *,
         ttl: float = DEFAULT_TTL,
@@ -38,7 +38,8 @@ class WriterHold:
         sandbox_id: str | None = None,
         roots: Sequence[str] = (),
     ) -> None:
-        self._store = store
+        self._store = engine.checkpoints
+        self._unreleased = engine.unreleased
         self._thread_id = thread_id
         self._ttl = ttl
         self._wait = wait
@@ -76,15 +77,19 @@ class WriterHold:
     async def _release(self, *, failed: bool) -> None:
         try:
             await finish(self._store.release_writer(self.lease))
-        except SnapcoreError:
-            # the lease runs out by itself; the failure that brought us here is the one to report
+        except CheckpointWriterLostError:
             if not failed and self._lost is None:
+                raise
+        except SnapcoreError:
+            self._unreleased[self._thread_id] = self.lease
+            if not failed:  # else the failure that brought us here is the one to report
                 raise
 
     async def _acquire(self) -> Grant:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._wait or 0)
         delay = FIRST_RETRY
+        await self._release_old()
         while True:
             try:
                 return await finish(
@@ -106,8 +111,17 @@ class WriterHold:
                 delay = min(delay * 2, LONGEST_RETRY)
 
     async def _give_up(self, grant: Grant) -> None:
-        with contextlib.suppress(SnapcoreError):  # the lease runs out by itself
+        try:
             await self._store.release_writer(grant.lease)
+        except SnapcoreError:
+            self._unreleased[self._thread_id] = grant.lease
+
+    async def _release_old(self) -> None:
+        """Give up what could not be given up before; or let it run out."""
+        lease = self._unreleased.pop(self._thread_id, None)
+        if lease is not None:
+            with contextlib.suppress(SnapcoreError):
+                await finish(self._store.release_writer(lease))
 
     async def _renew(self) -> None:
         pause = self._ttl * RENEW_PART

@@ -12,7 +12,7 @@ from . import browse, history
 from .browse import Diff
 from .capture import DEFAULT_ROOT, CaptureReport, CaptureRequest, RootRequest, capture
 from .config import CONFIG_KEY, CREATING_KEY, RepositoryConfig, decode_config, encode_config, new_config
-from .engine import Engine
+from .engine import Engine, finish
 from .errors import Code, RepositoryError, SnapshotError, printable
 from .leases import DEFAULT_TTL
 from .model import Checkpoint, Entry, PackState, ThreadInfo, validate_thread_id
@@ -432,10 +432,10 @@ class OpenRepository:
                     config = await _create(blobs, store)
                 await _check_identity(store, config)
             except BaseException:
-                await store.close()
+                await finish(store.close())
                 raise
         except BaseException:
-            await blobs.close()
+            await finish(blobs.close())
             raise
         return Repository(blobs, store, config)
 

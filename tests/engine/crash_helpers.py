@@ -244,10 +244,11 @@ def leaks_nothing() -> Iterator[None]:
     until = time.monotonic() + 5
     while any(t.name.startswith("snapcore") for t in threading.enumerate()) and time.monotonic() < until:
         time.sleep(0.01)
-    assert [t.name for t in threading.enumerate() if t.name.startswith("snapcore")] == []
+    left_threads = [t.name for t in threading.enumerate() if t.name.startswith("snapcore")]
+    assert left_threads == [], left_threads
     gc.collect()
     left = {fd: path for fd, path in _descriptors().items() if fd not in before}
-    assert left == {}
+    assert left == {}, left
 
 
 def _descriptors() -> dict[str, str]:

@@ -10,7 +10,7 @@ from .capture import guard_root
 from .contents import ContentStager, same_contents
 from .engine import Engine, finish, stop
 from .errors import Code, RepositoryError, SnapcoreError, SnapshotError, printable
-from .model import Checkpoint, Entry, FileStat, Kind, Progress, RootState, StatPage, StatUpdate
+from .model import Checkpoint, Entry, FileStat, Kind, Note, Progress, RootState, StatPage, StatUpdate
 from .protocols import Pin, ProgressCallback, Stage, SwapReport, Workspace
 from .records import RecordReader
 from .redaction import Redactor
@@ -247,7 +247,9 @@ class _Restore:
             entries = await root.target.entries([i for i, _ in group])
             for page_id, stats in group:
                 plain = [s for s in stats if not s.note and s.kind <= Kind.LINK]
-                problems = self._compare(root, entries[page_id], plain, undone)
+                # a link may lead out by itself, without those that it was captured with
+                there = [s for s in stats if s.note in (Note.NONE, Note.OUTSIDE) and s.kind <= Kind.LINK]
+                problems = self._compare(root, entries[page_id], there, undone)
                 root.differences += [(p, why) for p, why, grave in problems if not grave]
                 wrong.extend((p, why) for p, why, grave in problems if grave)
                 sure = not problems and undone.keys().isdisjoint(e.path for e in entries[page_id])

@@ -169,6 +169,21 @@ async def test_an_excluded_link_may_lead_anywhere(memory_repo: Repository, tree:
     assert os.readlink(tree / "out") == "/etc"
 
 
+async def test_a_link_may_be_restored_without_what_keeps_it_inside(memory_repo: Repository, tree: Path) -> None:
+    """Alone it would lead out: it is written as captured, and verified as such."""
+    os.symlink("folder/deep", tree / "step")
+    os.symlink("step/../../file", tree / "link")
+    await memory_repo.capture(tree, thread_id="t")
+    target = tree.parent / "target"
+    for _ in range(2):
+        receipt = await memory_repo.restore(target, thread_id="t", paths=["link"])
+        assert receipt is not None
+        assert os.listdir(target) == ["link"]
+        assert os.readlink(target / "link") == "step/../../file"
+    await memory_repo.restore(target, thread_id="t")
+    assert (target / "link").read_text() == "x"
+
+
 # ---- links that were planted where a restore has to write
 
 

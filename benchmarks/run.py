@@ -211,7 +211,11 @@ def _maker(args: argparse.Namespace) -> tuple[Callable[[Path], None], Callable[[
 
         return make, step
     if args.tree:
-        return lambda tree: shutil.copytree(args.tree, tree, symlinks=True), _touch_some
+
+        def copy(tree: Path) -> None:
+            shutil.copytree(args.tree, tree, symlinks=True)
+
+        return copy, _touch_some
     # made by processes of their own: a child's peak memory counts from what its parent had
 
     def call(code: str) -> None:

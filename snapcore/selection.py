@@ -242,7 +242,7 @@ class Selection:
 
 def _rules(value: object, field: str) -> tuple[Rule, ...]:
     if callable(value):
-        return (value,)
+        return (cast("PathPredicate", value),)
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise _invalid(f"{field} must be a callable or a list of patterns.", f"For one pattern, write {field}=['*.log'].")
     rules = tuple(value)

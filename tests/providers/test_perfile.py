@@ -149,7 +149,7 @@ class TestSixMethods(WorkspaceTests):
 class NoRename(PlainHandle):
     """Links, but no rename: staged files are copied into place."""
 
-    rename = property()
+    rename = property()  # pyright: ignore[reportAssignmentType]
 
 
 class TestNoRename(WorkspaceTests):

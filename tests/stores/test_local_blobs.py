@@ -165,7 +165,8 @@ async def test_old_leftovers_are_swept_and_young_ones_are_not(store: LocalBlobSt
     for name, age in (("old", 2 * 86400), ("young", 60)):
         path = root / ".tmp" / name
         path.write_bytes(b"part of a blob")
-        os.utime(path, (time.time() - age,) * 2)
+        then = time.time() - age
+        os.utime(path, (then, then))
     await store.put(KEY, b"data")
     assert files_under(root) == [".tmp/young", KEY]
 

@@ -41,6 +41,7 @@ def tree(files: int, seed: int = 1) -> list[Entry]:
     """A root with about 20 files a folder, in walk order."""
     rng = random.Random(seed)
     entries = [ROOT]
+    folder = b""
     for number in range(files):
         if number % 20 == 0:
             folder = b"d%06d" % (number // 20)

@@ -146,6 +146,7 @@ def test_what_goes_into_a_pack_comes_out_by_footer_and_by_scan(contents: list[tu
 def test_a_tail_that_is_too_short_says_how_much_is_needed() -> None:
     assert read_footer(b"", len(PACK)) == TAIL_BYTES
     needed = read_footer(PACK[-TAIL_BYTES:], len(PACK))
+    assert isinstance(needed, int)
     assert needed == len(PACK) - END_OF_RECORDS
     for length in range(TAIL_BYTES, needed):
         assert read_footer(PACK[-length:], len(PACK)) == needed

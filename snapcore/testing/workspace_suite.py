@@ -8,6 +8,7 @@
 itself. What the workspace's `capabilities` do not declare is not asked of it.
 """
 
+import asyncio
 import os
 import stat
 from collections.abc import Sequence
@@ -460,6 +461,28 @@ class WorkspaceTests:
         assert (await restore(workspace, [staged_file(b"0", b"x")], [PlaceStep(b"0", b"file")])).undone == ()
         async with workspace.hold():
             assert len(await scan_all(workspace)) == 2
+
+    async def test_holds_do_not_exclude_each_other_and_change_nothing(self, root: Path, workspace: Workspace) -> None:
+        make_tree(root, files=6)
+        before = await scan_all(workspace)
+        async with workspace.hold(), self.make_workspace(root).hold():
+            assert await scan_all(workspace) == before
+        assert await scan_all(workspace) == before
+
+    async def test_no_restore_seals_while_a_hold_lasts(self, root: Path, workspace: Workspace) -> None:
+        if not workspace.capabilities.holds:
+            return
+        (root / "file").write_text("old")
+        async with workspace.hold():
+            stage = await self.make_workspace(root).open_stage()
+            await stage.write([staged_file(b"0", b"new")])
+            await stage.log([PlaceStep(b"0", b"file")])
+            sealing = asyncio.create_task(stage.seal(durable=False))
+            assert await asyncio.wait([sealing], timeout=0.2) == (set(), {sealing})
+        await sealing
+        await stage.swap()
+        await stage.abort()
+        assert (root / "file").read_text() == "new"
 
     async def test_a_stage_creates_the_root(self, root: Path) -> None:
         workspace = self.make_workspace(root / "new" / "er")

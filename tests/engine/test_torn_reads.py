@@ -70,7 +70,7 @@ def rewrite_keeping_time(path: Path) -> None:
     os.utime(path, ns=(st.st_atime_ns, st.st_mtime_ns))
 
 
-@pytest.mark.parametrize(("size", "within"), [(1_000, False), (20 << 20, False), (20 << 20, True)])
+@pytest.mark.parametrize(("size", "within"), [(1_000, False), (9 << 20, False), (9 << 20, True)])
 @pytest.mark.parametrize("change", [rewrite, grow, shrink, empty, replace, rewrite_keeping_time])
 async def test_a_file_that_changed_once_is_read_again(
     memory_repo: Repository, make: Make, change: Change, size: int, within: bool
@@ -144,7 +144,7 @@ async def test_what_vanishes_is_listed_and_the_rest_is_captured(
     memory_repo: Repository, make: Make, change: Change, within: bool
 ) -> None:
     """Cases 26 and 40: a file, or its folder, goes between scan and read: no crash, no error, a line in the record."""
-    work = make({"folder/file": b"x" * (20 << 20), "quiet": "q"})
+    work = make({"folder/file": b"x" * (9 << 20), "quiet": "q"})
     workspace = RestlessWorkspace(work, lambda _: change(work / "folder" / "file"), within=within)
     report = await memory_repo.capture_with_report(workspace, thread_id="t")
     if within:  # an open file is still there to be read, but its name is gone

@@ -28,7 +28,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
 from snapcore.errors import Code, RepositoryError
@@ -143,9 +143,19 @@ class Database:
         except OSError as error:
             code = Code.STORE_FULL if error.errno == errno.ENOSPC else Code.ACCESS_DENIED
             raise RepositoryError(f"The database {self.url} cannot be created: {error.strerror}.", code=code) from error
+        deadline = time.monotonic() + self._busy_timeout
         with self.engine.connect() as connection:
-            # Kept in the file. Readers and the one writer do not wait for each other in this mode.
-            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+            while True:
+                try:
+                    # Kept in the file. Readers and the one writer do not wait for each other in this mode.
+                    connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+                    return
+                except OperationalError as error:
+                    # two that create the file at once: SQLite does not wait here by itself
+                    busy = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+                    if not busy or time.monotonic() >= deadline:
+                        raise
+                time.sleep(0.01)
 
     @property
     def engine(self) -> Engine:

@@ -378,13 +378,26 @@ class _Reader:
             taken += len(data)
             self._offset += len(data)
             if not data or self._offset == file.size:
-                blocks.append(ReadBlock(index, offset, data, True, describe(file.path, os.fstat(fd))))
+                blocks.append(ReadBlock(index, offset, data, True, _after(file, os.fstat(fd))))
                 self.close()
                 self._finish_file()
                 return taken
             blocks.append(ReadBlock(index, offset, data))
             if taken >= room:
                 return taken
+
+
+def _after(file: FileStat, st: os.stat_result) -> FileStat:
+    """The stat of a file that was read: the very same value when nothing about it has changed."""
+    same = (
+        st.st_mtime_ns == file.mtime_ns
+        and st.st_ctime_ns == file.ctime_ns
+        and st.st_size == file.size
+        and st.st_ino == file.inode
+        and st.st_dev == file.device
+        and st.st_mode == stat.S_IFREG | file.mode
+    )
+    return file if same else describe(file.path, st)
 
 
 def _first_of(blocks: list[ReadBlock], index: int) -> int:

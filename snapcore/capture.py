@@ -364,8 +364,11 @@ class _Capture:
 
 
 def _same_content(head: Checkpoint, new: Checkpoint) -> bool:
+    # what was left out counts too: a restore of the head must not remove what only the new record knows to be skipped
+    left_out = [[(r.name, r.policy, r.skipped) for r in c.roots] for c in (head, new)]
     return (
         head.content_id == new.content_id
+        and left_out[0] == left_out[1]
         and head.redaction == new.redaction
         and head.conversation == new.conversation
         and head.artifacts == new.artifacts

@@ -69,8 +69,9 @@ class Ingestor:
         for attempt in range(READ_ATTEMPTS):
             if not pending:
                 return
-            for f in pending:
-                f.clear()
+            if attempt:
+                for f in pending:
+                    f.clear()
             after = await self._read_once(workspace, pending)
             torn = []
             for f, now in zip(pending, after, strict=True):
@@ -219,7 +220,7 @@ def _pack(fresh: Sequence[tuple[bytes, Buffer]]) -> list[NewRecord]:
 
 
 def _same(scanned: FileStat, now: FileStat | None) -> bool:
-    return (
+    return now is scanned or (
         now is not None
         and now.kind == Kind.FILE
         and now.size == scanned.size

@@ -3,15 +3,16 @@
 import asyncio
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from .chunking import compress_many, record_id
 from .engine import Engine, stop
 from .idset import IdSet
 from .model import PackWrite, StatUpdate, WriterLease
 from .packs import TARGET_PACK_BYTES, PackBuilder, pack_key
-from .protocols import Commit
+from .protocols import Buffer, Commit
 
 __all__ = ["NewRecord", "PackWriter", "new_pack_id"]
 
@@ -23,15 +24,14 @@ def new_pack_id() -> str:
     return secrets.token_hex(16)
 
 
-@dataclass(frozen=True, slots=True)
-class NewRecord:
+class NewRecord(msgspec.Struct, frozen=True, gc=False):
     """A record to be stored: `payload` is compressed by `codec`."""
 
     type: int
     id: bytes
     raw_size: int
     codec: int
-    payload: bytes
+    payload: Buffer
 
 
 class PackWriter:

@@ -216,15 +216,14 @@ class Repository:
                 for state in checkpoint.roots
                 if state.name in places
             ]
-            await capture(
-                self._engine,
+            await self._save_present(
                 CaptureRequest(
                     thread_id=thread_id,
                     roots=present,
                     redactor=Redactor.build(secrets),
                     label="before-restore",
                     allow_any_root=allow_any_root,
-                ),
+                )
             )
         request = RestoreRequest(
             checkpoint=checkpoint,
@@ -241,6 +240,14 @@ class Repository:
             on_progress=on_progress,
         )
         return await restore(self._engine, request)
+
+    async def _save_present(self, request: CaptureRequest) -> None:
+        try:
+            await capture(self._engine, request)
+        except SnapshotError as error:
+            # a folder that is not there yet has nothing to lose
+            if error.code != Code.MISSING_WORKSPACE or len(request.roots) > 1:
+                raise
 
     # ---- history
 

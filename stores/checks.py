@@ -122,16 +122,18 @@ def check_pack_id(pack_id: str) -> None:
 
 def check_record_ids(ids: Iterable[bytes]) -> None:
     """Refuse record ids that are not 32 bytes."""
-    if any(len(record_id) != DIGEST_BYTES for record_id in ids):
+    if not set(map(len, ids)) <= {DIGEST_BYTES}:
         raise SnapshotError(f"A record id must be {DIGEST_BYTES} bytes.", code=Code.INVALID_REQUEST)
 
 
 def check_pack(pack: PackWrite) -> None:
     """Refuse a pack whose id, size or records cannot be right: a record must lie inside its pack."""
     check_pack_id(pack.pack_id)
-    check_record_ids(record.id for record in pack.records)
-    if any(r.offset < 0 or r.stored_size < 0 or r.raw_size < 0 or r.offset + r.stored_size > pack.size for r in pack.records):
-        raise SnapshotError("A record does not lie inside its pack.", code=Code.INVALID_REQUEST)
+    check_record_ids([r.id for r in pack.records])
+    size = pack.size
+    for r in pack.records:
+        if r.offset < 0 or r.stored_size < 0 or r.raw_size < 0 or r.offset + r.stored_size > size:
+            raise SnapshotError("A record does not lie inside its pack.", code=Code.INVALID_REQUEST)
 
 
 def check_commit(commit: Commit) -> None:

@@ -322,6 +322,19 @@ async def test_skip_unchanged_returns_the_head(memory_repo: Repository, make: Ma
     assert (await memory_repo.capture_with_report(work, thread_id="t", skip_unchanged=True)).created
 
 
+async def test_what_was_left_out_counts_as_a_change(memory_repo: Repository, make: Make) -> None:
+    """A restore of the head must not remove what only a later capture knew to be skipped."""
+    work = make({"a": "1"})
+    policy = FilePolicy(on_unsupported="skip")
+    await memory_repo.capture(work, thread_id="t", policy=policy)
+    os.mkfifo(work / "pipe")
+    report = await memory_repo.capture_with_report(work, thread_id="t", policy=policy, skip_unchanged=True)
+    assert report.created
+    await memory_repo.restore(work, thread_id="t")
+    assert (work / "pipe").is_fifo()
+    assert not (await memory_repo.capture_with_report(work, thread_id="t", policy=policy, skip_unchanged=True)).created
+
+
 async def test_an_idempotency_key_is_looked_up_before_the_scan(memory_repo: Repository, make: Make, tmp_path: Path) -> None:
     """A hit returns that checkpoint though the workspace is gone; per thread; freed when the checkpoint is deleted."""
     work = make({"a": "1"})

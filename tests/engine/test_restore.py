@@ -531,6 +531,13 @@ async def test_a_safety_checkpoint_has_all_roots(memory_repo: Repository, make: 
     assert (two / "x.log").read_text() == "1"
 
 
+async def test_a_folder_that_is_not_there_needs_no_safety_checkpoint(memory_repo: Repository, make: Make, tmp_path: Path) -> None:
+    await memory_repo.capture(make({"a": "1"}), thread_id="t")
+    assert await memory_repo.restore(tmp_path / "new", thread_id="t", safety_checkpoint=True) is not None
+    assert (tmp_path / "new" / "a").read_text() == "1"
+    assert len(await memory_repo.list("t")) == 1
+
+
 async def test_a_dry_run_makes_no_safety_checkpoint(memory_repo: Repository, make: Make) -> None:
     work = make({"a": "1"})
     await memory_repo.capture(work, thread_id="t")

@@ -284,3 +284,16 @@ def test_another_size_codec_type_or_id_is_refused() -> None:
         with pytest.raises(SnapshotError) as error:
             decode_payload(*args)
         assert error.value.code == Code.INVALID_BLOB
+
+
+def test_large_content_that_compression_cannot_help_is_kept_as_it_is() -> None:
+    noise = random.Random(5).randbytes(1 << 20)
+    assert compress_many([noise]) == [(CODEC_RAW, noise)]
+
+
+def test_large_content_of_which_a_sample_compresses_is_compressed() -> None:
+    mixed = random.Random(5).randbytes(500_000) + bytes(100_000) + random.Random(6).randbytes(400_000)
+    ((codec, payload),) = compress_many([mixed])
+    assert codec == CODEC_ZSTD
+    assert len(payload) < 950_000
+    assert decode_payload(payload, codec, len(mixed), RecordType.CHUNK, record_id(RecordType.CHUNK, mixed)) == mixed

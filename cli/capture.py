@@ -13,7 +13,7 @@ from .progress import progress
 from .runtime import Exit, Invocation, UsageError, command, places, secrets
 
 if TYPE_CHECKING:
-    from snapcore.capture import CaptureReport
+    from snapcore.capturing import CaptureReport
 
 __all__ = ["capture"]
 

@@ -11,7 +11,7 @@ from .progress import progress
 from .runtime import Exit, Invocation, UsageError, command, places, resolve, secrets
 
 if TYPE_CHECKING:
-    from snapcore.restore import Receipt
+    from snapcore.restoring import Receipt
 
 __all__ = ["restore"]
 

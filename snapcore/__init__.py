@@ -9,14 +9,12 @@
 """
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import blocking
     from .browse import Diff, DiffEntry
-    from .capture import CaptureReport
+    from .capturing import CaptureReport
     from .direct_calls import capture, restore
     from .errors import (
         CheckpointConflictError,
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from .redaction_hooks import RedactionHook, RedactionPattern
     from .registry import connect
     from .repository import Repository, RepositoryStats, init_repository, open_repository
-    from .restore import Receipt, RestorePlan
+    from .restoring import Receipt, RestorePlan
     from .selection import FilePolicy
     from .verification import Problem, VerifyReport
 
@@ -42,7 +40,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "browse": ("Diff", "DiffEntry"),
-    "capture": ("CaptureReport",),
+    "capturing": ("CaptureReport",),
     "direct_calls": ("capture", "restore"),
     "errors": (
         "CheckpointConflictError",
@@ -71,7 +69,7 @@ _WHERE = {
     "redaction_hooks": ("RedactionHook", "RedactionPattern"),
     "registry": ("connect",),
     "repository": ("Repository", "RepositoryStats", "init_repository", "open_repository"),
-    "restore": ("Receipt", "RestorePlan"),
+    "restoring": ("Receipt", "RestorePlan"),
     "selection": ("FilePolicy",),
     "verification": ("Problem", "VerifyReport"),
 }
@@ -117,17 +115,6 @@ __all__ = [
     "open_repository",
     "restore",
 ]
-
-
-class _Package(ModuleType):
-    """Keeps `capture` and `restore` the functions: importing a submodule binds it to its name in the package."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in ("capture", "restore") and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 from .model import Checkpoint
 from .protocols import BlobStore, CheckpointStore
 from .repository import borrowed
-from .restore import Receipt
+from .restoring import Receipt
 
 __all__ = ["capture", "restore"]
 

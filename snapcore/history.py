@@ -2,7 +2,7 @@
 
 import msgspec
 
-from .capture import commit_checkpoint, new_checkpoint_id
+from .capturing import commit_checkpoint, new_checkpoint_id
 from .engine import Engine, finish
 from .errors import CheckpointConflictError, Code, SnapshotError, printable
 from .leases import WriterHold

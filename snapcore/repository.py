@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from . import browse, history
 from .browse import Diff
-from .capture import DEFAULT_ROOT, CaptureReport, CaptureRequest, RootRequest, capture
+from .capturing import DEFAULT_ROOT, CaptureReport, CaptureRequest, RootRequest, capture
 from .config import CONFIG_KEY, CREATING_KEY, RepositoryConfig, decode_config, encode_config, new_config
 from .engine import Engine, finish
 from .errors import Code, RepositoryError, SnapshotError, printable
@@ -20,7 +20,7 @@ from .protocols import BlobStore, CheckpointStore, ProgressCallback, Workspace
 from .redaction import Redactor
 from .redaction_hooks import RedactionHook, RedactionPattern
 from .registry import connect, load, open_blobs, open_database, split_scheme
-from .restore import Receipt, RestoreRequest, restore
+from .restoring import Receipt, RestoreRequest, restore
 from .selection import FilePolicy
 from .verification import VerifyReport, verify
 

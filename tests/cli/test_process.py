@@ -33,7 +33,7 @@ def test_help_loads_nothing_heavy() -> None:
 def test_a_local_capture_loads_nothing_that_it_does_not_use(run: Run, tree: Path) -> None:
     run("init")
     loaded = modules_of("capture", str(tree), "--thread", "t", "--step", "1", "--label", "L")
-    assert "snapcore.capture" in loaded
+    assert "snapcore.capturing" in loaded
     assert not loaded & {"rich", "alembic", "pydantic", "boto3", "docker", "sqlalchemy.ext.asyncio"}
 
 

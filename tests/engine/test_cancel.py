@@ -11,11 +11,11 @@ import pytest
 
 import snapcore
 import snapcore.packwriter
-from snapcore.capture import CaptureReport
+from snapcore.capturing import CaptureReport
 from snapcore.engine import finish
 from snapcore.providers.direct import DirectWorkspace
 from snapcore.repository import Repository
-from snapcore.restore import Receipt
+from snapcore.restoring import Receipt
 from snapcore.testing.trees import compare_trees, make_tree
 
 from .crash_helpers import THREAD, Scene, cancelled_at, leaks_nothing, make_scene, sound, stage_names

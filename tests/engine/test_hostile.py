@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from snapcore.capture import commit_checkpoint, new_checkpoint_id
+from snapcore.capturing import commit_checkpoint, new_checkpoint_id
 from snapcore.errors import Code, SnapshotError
 from snapcore.leases import WriterHold
 from snapcore.manifest import PageBuilder, build_index, content_id, page_totals

@@ -18,7 +18,7 @@ from snapcore.packs import pack_key
 from snapcore.protocols import ScanSelection, Stage, Step, SwapReport
 from snapcore.providers.direct import DirectWorkspace
 from snapcore.repository import Repository
-from snapcore.restore import Receipt
+from snapcore.restoring import Receipt
 from snapcore.selection import FilePolicy
 from snapcore.testing.faults import Faults, with_faults
 from snapcore.testing.trees import compare_trees, make_tree, mutate_tree

@@ -126,7 +126,7 @@ def fixed_ids() -> Iterator[None]:
         return f"{next(numbers):032x}"
 
     with (
-        patch("snapcore.capture.new_pack_id", next_id),
+        patch("snapcore.capturing.new_pack_id", next_id),
         patch("snapcore.history.new_pack_id", next_id),
         patch("snapcore.packwriter.new_pack_id", next_id),
         patch("snapcore.history.new_checkpoint_id", next_id),

@@ -31,7 +31,7 @@ LAYERS = (
     ),
     (
         "browse",
-        "capture",
+        "capturing",
         "contents",
         "engine",
         "history",
@@ -39,7 +39,7 @@ LAYERS = (
         "leases",
         "packwriter",
         "records",
-        "restore",
+        "restoring",
         "restoreplan",
         "statcache",
         "target",
@@ -251,7 +251,7 @@ def test_the_public_names() -> None:
         assert getattr(snapcore, name) is not None
 
 
-@pytest.mark.parametrize("before", ["", "snapcore.open_repository", "import snapcore.capture, snapcore.restore"])
+@pytest.mark.parametrize("before", ["", "snapcore.open_repository", "from snapcore import *"])
 def test_functions_are_not_hidden_by_modules_of_the_same_name(before: str) -> None:
     script = f"import snapcore\n{before}\nfrom snapcore import capture, restore\nprint(callable(capture), callable(restore))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from .capture import guard_root
+from .capturing import guard_root
 from .contents import ContentStager, same_contents
 from .engine import Engine, finish, stop
 from .errors import Code, RepositoryError, SnapcoreError, SnapshotError, printable

@@ -201,7 +201,7 @@ def test_payloads_come_back_as_they_were_and_in_order() -> None:
     assert compress_many([]) == []
 
 
-def decode(payload: bytes, codec: int, raw: bytes, *, raw_size: int | None = None) -> bytes:
+def decode(payload: Buffer, codec: int, raw: bytes, *, raw_size: int | None = None) -> bytes:
     return decode_payload(payload, codec, len(raw) if raw_size is None else raw_size, RecordType.CHUNK, record_id(1, raw))
 
 

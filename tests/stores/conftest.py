@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.register_assert_rewrite("snapcore.testing")
-
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_open() -> Iterator[None]:

@@ -33,12 +33,24 @@ class _Loop:
         self._pid = 0
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._running())
+        loop = self._running()
+        ended = threading.Event()
+        tasks: list[asyncio.Task[T]] = []
+
+        def start() -> None:
+            task = loop.create_task(work)
+            task.add_done_callback(lambda _: ended.set())
+            tasks.append(task)
+
+        loop.call_soon_threadsafe(start)
         try:
-            return future.result()
+            ended.wait()
         except KeyboardInterrupt:
-            future.cancel()
+            # the call is cancelled and waited for, so that it gives its lease, pin or stage back
+            loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+            ended.wait()
             raise
+        return tasks[0].result()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:

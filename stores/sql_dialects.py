@@ -188,7 +188,7 @@ class Database:
         hint = {
             Code.READ_ONLY: "Make it writable, or only read.",
             Code.STORE_FULL: "Make room, then try again.",
-            Code.DAMAGED: "Put a copy back, or rebuild it with `snapcore repair`.",
+            Code.DAMAGED: "Put a copy of it back.",
             Code.STORE_UNAVAILABLE: "Try again later." if retryable else "",
         }.get(code, "")
         return RepositoryError(f"The database {self.url} {what}.", code=code, hint=hint, retryable=retryable)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import unquote
 
 import msgspec
 from blake3 import blake3
@@ -222,11 +223,15 @@ class _Capture:
     def _refuse_secrets(self) -> None:
         """Ids, roots and patterns are stored as they are, so that none may hold a secret."""
         r = self._request
+        # an id may be a URL, and tells where a root that is named through a link really lies
+        sandboxes = {root.workspace.sandbox_id for root in r.roots}
+        sandboxes |= {unquote(sandbox_id, errors="surrogateescape") for sandbox_id in sandboxes}
         texts = {
             "the thread id": [r.thread_id],
             "the checkpoint id": [r.checkpoint_id or ""],
             "the run id": [r.run_id or ""],
             "the idempotency key": [r.idempotency_key or ""],
+            "the sandbox's id, or of the path that a root leads to": sorted(sandboxes),
             "a root's name or path": [text for root in r.roots for text in (root.name, root.workspace.root)],
             "a pattern": [text for root in r.roots for text in (*root.policy.record().include, *root.policy.record().exclude)],
         }
@@ -340,7 +345,7 @@ class _Capture:
             return EMPTY_CONTENT
         try:
             data = msgspec.json.encode(self._request.redactor.redact_json(self._request.conversation))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise SnapshotError(
                 f"The conversation cannot be written as JSON ({type(error).__name__}).", code=Code.INVALID_REQUEST
             ) from None

@@ -27,6 +27,7 @@ from .redaction_stream import RedactionStream, find_spans, redact_whole
 __all__ = ["NO_REDACTION", "RedactionHook", "RedactionPattern", "Redactor", "zeroed"]
 
 MIN_SECRET_BYTES: Final = 6
+_BYTES: Final = (bytes, bytearray, memoryview)  # scrubbed before they are written in base64
 _NUMBER: Final = re.compile(rb"[0-9.eE+-]+")
 _LONE_SURROGATES: Final = re.compile("([\ud800-\udc7f\udd00-\udfff]+)")  # those that stand for no undecodable byte
 
@@ -173,18 +174,26 @@ class Redactor:
     def redact_json(self, value: Any) -> Any:
         """A JSON value with every string and key scrubbed as text; a number that holds a secret becomes such a text.
 
-        The value is not changed; what is unchanged may be shared with the result. Keys that become equal are numbered.
+        Whatever is written as JSON is taken for what it becomes there: dataclasses, structs, sets, times. The value is not
+        changed; what is unchanged may be shared with the result. Keys that become equal are numbered. Raises `SnapshotError`
+        `INVALID_REQUEST`, which never shows a value, for what cannot be written as JSON.
         """
         if not self.active:
             return value
+        try:
+            return self._redact_plain(msgspec.to_builtins(value, builtin_types=_BYTES))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise invalid(f"A value cannot be written as JSON ({type(error).__name__}).") from None
+
+    def _redact_plain(self, value: Any) -> Any:
         if isinstance(value, str):
             return self.scrub_text(value)
-        if isinstance(value, bytes):
-            return self.scrub_bytes(value)
+        if isinstance(value, _BYTES):
+            return self.scrub_bytes(bytes(value))
         if isinstance(value, dict):
             return self._redact_object(value)
         if isinstance(value, list | tuple):
-            return [self.redact_json(item) for item in value]
+            return [self._redact_plain(item) for item in value]
         if self._numeric and isinstance(value, int | float) and not isinstance(value, bool):
             text = json.dumps(value)
             scrubbed = self.scrub_text(text)
@@ -194,12 +203,12 @@ class Redactor:
     def _redact_object(self, value: dict[Any, Any]) -> dict[Any, Any]:
         out: dict[Any, Any] = {}
         for key, item in value.items():
-            new = unique = self.redact_json(key)
+            new = unique = self._redact_plain(key)
             number = 1
             while unique in out or (new != key and unique in value):
                 number += 1
                 unique = f"{new} ({number})"
-            out[unique] = self.redact_json(item)
+            out[unique] = self._redact_plain(item)
         return out
 
     # ---- errors

@@ -96,7 +96,8 @@ class TreeFilter:
         return self._limit(kept)
 
     def unreadable(self, path: bytes, why: str) -> None:
-        """A file whose content could not be read."""
+        """A file whose content could not be read. The reason may come from a sandbox's handle, and hold anything."""
+        why = self._redactor.scrub_text(why)
         if why.startswith("vanished") or self._policy.on_unreadable == "skip":
             self.skipped.append(Skipped(path, why))
         else:

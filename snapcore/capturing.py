@@ -35,6 +35,7 @@ from .protocols import Commit, Grant, ProgressCallback, Workspace
 from .records import RecordReader
 from .redaction import Redactor
 from .selection import FilePolicy
+from .statcache import stat_root
 from .treecapture import Base, TreeCapture, TreeResult
 from .treefilter import TreeFilter
 
@@ -189,8 +190,8 @@ class _Capture:
             ttl=r.lease_ttl,
             wait=r.wait,
             pack_id=pack_id,
-            sandbox_id=self._sandbox_id,
-            roots=[root.name for root in r.roots],
+            sandbox_id=self._sandbox_id or None,
+            roots=[stat_root(root.workspace) for root in r.roots] if self._sandbox_id else (),
         )
         async with hold:
             lookups = hold.grant.has_records
@@ -277,7 +278,7 @@ class _Capture:
             for root in sorted(self._request.roots, key=lambda root: root.workspace.root):
                 await holds.enter_async_context(root.workspace.hold())
             for root in self._request.roots:
-                base = await self._base(hold.grant, root.name, afresh=afresh)
+                base = await self._base(hold.grant, root, afresh=afresh)
                 tree = TreeFilter(root.policy, root.policy.compile(), self._request.redactor)
                 results.append(
                     await TreeCapture(
@@ -294,14 +295,17 @@ class _Capture:
                         check=hold.check,
                     ).run()
                 )
-        return [r.root for r in results], [r.stats for r in results], [w for r in results for w in r.warnings]
+        stats = [r.stats for r in results] if self._sandbox_id else []  # without an id nobody could ever use them
+        return [r.root for r in results], stats, [w for r in results for w in r.warnings]
 
-    async def _base(self, grant: Grant, name: str, *, afresh: bool) -> Base:
+    async def _base(self, grant: Grant, request: RootRequest, *, afresh: bool) -> Base:
         if afresh:
             return Base()
-        manifest = grant.bases.get(name)
-        same_secrets = grant.base_redactions.get(name, b"") == self._fingerprint
-        head_root = next((root for root in grant.head.roots if root.name == name), None) if grant.head is not None else None
+        key = stat_root(request.workspace)
+        manifest = grant.bases.get(key)
+        same_secrets = grant.base_redactions.get(key, b"") == self._fingerprint
+        head_roots = grant.head.roots if grant.head is not None else ()
+        head_root = next((root for root in head_roots if root.name == request.name), None)
         use_base = manifest is not None and same_secrets and not self._request.reread
         try:
             head_pages, head_index = await self._reader.index(head_root.manifest) if head_root is not None else ([], [])
@@ -315,7 +319,7 @@ class _Capture:
             if error.code not in (Code.MISSING_BLOB, Code.INVALID_BLOB):
                 raise
             return Base()
-        digests = await self._engine.checkpoints.stat_digests(self._sandbox_id, name)
+        digests = await self._engine.checkpoints.stat_digests(self._sandbox_id, key)
         return Base(pages, digests, head_ids)
 
     async def _describe(self, grant: Grant, roots: list[RootState], warnings: list[str]) -> Checkpoint:
@@ -364,7 +368,8 @@ class _Capture:
 
     async def _unchanged(self, hold: WriterHold, head: Checkpoint, updates: list[StatUpdate]) -> CaptureReport:
         manifests = {root.manifest for root in head.roots}
-        await self._engine.checkpoints.save_stats([u for u in updates if u.manifest in manifests])
+        if updates:
+            await self._engine.checkpoints.save_stats([u for u in updates if u.manifest in manifests])
         return CaptureReport(head, created=False, files_read=self._ingestor.files_read, bytes_read=self._ingestor.bytes_read)
 
 

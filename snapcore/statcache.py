@@ -1,7 +1,8 @@
 """The stat cache: what lets the next capture of the same sandbox skip files that it need not read.
 
 For each manifest page of a root: a digest of what the scan said of its entries, and (ctime, inode) of each. An entry whose
-times are too fresh for the next change to be sure to show is marked untrusted, and its page gets no digest.
+times are too fresh for the next change to be sure to show, or that has no ctime, is marked untrusted, and its page gets no
+digest. The cache of a root is kept by its sandbox's id and `stat_root`; of a sandbox without an id there is none.
 """
 
 import zlib
@@ -12,8 +13,9 @@ import msgspec
 from blake3 import blake3
 
 from .model import FileStat, Kind, PolicyRecord, StatPage
+from .protocols import Workspace
 
-__all__ = ["UNTRUSTED", "digest_salt", "make_stat_page", "page_digest", "read_stat_page"]
+__all__ = ["UNTRUSTED", "digest_salt", "make_stat_page", "page_digest", "read_stat_page", "stat_root"]
 
 UNTRUSTED: Final = -1
 NO_DIGEST: Final = b""
@@ -21,6 +23,11 @@ MAX_ROWS_BYTES: Final = 64 << 10  # the fullest page's rows take less than 8 KiB
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(list[tuple[int, int]])
+
+
+def stat_root(workspace: Workspace) -> str:
+    """What the cache of a root is kept by, beside its sandbox's id: its path, so that another folder is never taken for it."""
+    return workspace.root
 
 
 def digest_salt(policy: PolicyRecord) -> bytes:
@@ -38,11 +45,13 @@ def page_digest(stats: Sequence[FileStat], salt: bytes) -> bytes:
 
 
 def make_stat_page(page_id: bytes, stats: Sequence[FileStat], salt: bytes, trusted_before_ns: int) -> StatPage:
-    """The cache of one page. Entries changed at `trusted_before_ns` or later are not trusted next time."""
+    """The cache of one page. Files changed at `trusted_before_ns` or later are not trusted next time, nor are those without a
+    ctime: size and mtime alone do not tell that a file is the same."""
     rows = []
     trusted = True
     for s in stats:
-        if s.kind == Kind.FILE and (s.mtime_ns >= trusted_before_ns or s.ctime_ns >= trusted_before_ns):
+        fresh = s.mtime_ns >= trusted_before_ns or s.ctime_ns >= trusted_before_ns
+        if s.kind == Kind.FILE and (fresh or not s.ctime_ns):
             rows.append((UNTRUSTED, s.inode))
             trusted = False
         else:

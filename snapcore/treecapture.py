@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from .engine import WORKERS, stop
 from .errors import Code, SnapshotError, printable
 from .ingest import Ingestor, PendingFile
@@ -16,7 +18,6 @@ from .model import (
     FileStat,
     Kind,
     RecordType,
-    Redaction,
     RootState,
     StatPage,
     StatUpdate,
@@ -27,7 +28,7 @@ from .packwriter import PackWriter
 from .protocols import Workspace
 from .records import RecordReader
 from .selection import FilePolicy
-from .statcache import digest_salt, make_stat_page, page_digest, read_stat_page
+from .statcache import digest_salt, make_stat_page, page_digest, read_stat_page, stat_root
 from .treefilter import TreeFilter
 from .treeslices import slice_scan
 
@@ -75,14 +76,17 @@ class _Row:
 
 
 class _Group:
-    """A hard-link group that the scan met: its first member, that member's entry once it is known, names still to come."""
+    """A hard-link group that the scan met. `path` is its first member (empty when that was left out), `scanned` what the scan
+    said of it, `read` what was said when it was read, `entry` its entry once that is known; `left` counts names to come."""
 
-    __slots__ = ("entry", "left", "path")
+    __slots__ = ("entry", "left", "path", "read", "scanned")
 
-    def __init__(self, path: bytes, left: int) -> None:
-        self.path = path
+    def __init__(self, first: FileStat) -> None:
+        self.path = first.path
+        self.scanned = first
+        self.read = first
         self.entry: Entry | None = None
-        self.left = left
+        self.left = first.nlink - 1
 
 
 @dataclass(slots=True)
@@ -144,6 +148,7 @@ class TreeCapture:
         self._workspace = workspace
         self._sandbox_id = sandbox_id
         self._name = name
+        self._stat_root = stat_root(workspace)
         self._policy = policy
         self._base = base
         self._reader = reader
@@ -245,7 +250,7 @@ class TreeCapture:
     async def _old_pages(self, page_ids: list[bytes]) -> OldPages:
         if not page_ids:
             return {}
-        stats = await self._reader.store.stat_pages(self._sandbox_id, self._name, page_ids)
+        stats = await self._reader.store.stat_pages(self._sandbox_id, self._stat_root, page_ids)
         try:
             raws = await self._reader.fetch([i for i in page_ids if i in stats], RecordType.PAGE)
         except SnapshotError as error:
@@ -285,15 +290,13 @@ class TreeCapture:
             and old[1] == s.ctime_ns
             and old[2] == s.inode
         )
-        group = self._join_group(s) if s.nlink > 1 else None
-        first = group.path if group is not None and group.path != s.path else b""
         row = _Row(s, None, None)
+        if s.nlink > 1:
+            row.group = self._join_group(s)
         if old is not None and same:
-            e = old[0]
-            row.entry = _file_entry(s, e.size, e.chunks, e.chunk_list, first, e.redactions, e.xattrs)
-        elif not first:
+            row.entry = _known_entry(s, old[0])
+        elif row.group is None or row.group.path == s.path:
             row.pending = PendingFile(s)
-        row.group = group
         return row
 
     def _join_group(self, s: FileStat) -> _Group | None:
@@ -302,7 +305,7 @@ class TreeCapture:
         key = (s.device, s.inode)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = _Group(s.path, s.nlink - 1)
+            group = self._groups[key] = _Group(s)
         else:
             group.left -= 1
             if group.left <= 0:
@@ -328,18 +331,11 @@ class TreeCapture:
             if isinstance(item, _Reused):
                 await self._take_page(item)
                 continue
-            pending = item.pending
-            entry = item.entry
-            if entry is None:
-                entry = self._entry_read(pending, item.group) if pending is not None else await self._follow(item)
-                if entry is None:
-                    continue
-                pending = item.pending
-            if item.group is not None and item.group.path == entry.path:
-                item.group.entry = entry
-            page = self._add(item.stat if pending is None else pending.stat, entry)
-            if page is not None:
-                await self._take_new_page(page)
+            taken = await self._take_name(item, item.group) if item.group is not None else self._own(item)
+            if taken is not None:
+                page = self._add(*taken)
+                if page is not None:
+                    await self._take_new_page(page)
 
     async def _take_page(self, item: _Reused) -> None:
         if self._pager.at_border:
@@ -351,23 +347,40 @@ class TreeCapture:
             if page is not None:
                 await self._take_new_page(page)
 
-    async def _follow(self, row: _Row) -> Entry | None:
-        """The entry of a further name of a hard-link group."""
-        group = row.group
-        first = group.entry if group is not None else None
-        if group is not None and first is not None:
-            return _file_entry(row.stat, first.size, first.chunks, first.chunk_list, group.path, first.redactions, {})
-        # the group's first member was left out or lies in a page taken over as it is: this name is read for itself
-        row.pending = PendingFile(row.stat)
-        await self._ingestor.read(self._workspace, [row.pending])
-        return self._entry_read(row.pending, group)
+    def _own(self, row: _Row) -> tuple[FileStat, Entry] | None:
+        """A row's stat and entry, by itself."""
+        if row.pending is None:
+            return (row.stat, row.entry) if row.entry is not None else None
+        entry = self._entry_read(row.pending)
+        return (row.pending.stat, entry) if entry is not None else None
 
-    def _entry_read(self, pending: PendingFile, group: _Group | None) -> Entry | None:
+    async def _take_name(self, row: _Row, group: _Group) -> tuple[FileStat, Entry] | None:
+        """The stat and entry of one name of a hard-link group. What belongs to the inode is the same for all names of a group;
+        a name that shows another state than the group's stands for itself, or an inode that came to be used again would get
+        foreign content."""
+        first = group.path in (b"", row.stat.path)
+        known = group.entry
+        if not first and known is not None and (_alike(row.stat, group.scanned) or _alike(row.stat, group.read)):
+            stat = msgspec.structs.replace(group.read, path=row.stat.path)
+            return stat, msgspec.structs.replace(known, path=row.stat.path, hardlink=group.path)
+        if row.entry is None and row.pending is None:
+            # the group's first member was left out, lies in a page taken over as it is, or is not alike
+            row.pending = PendingFile(row.stat)
+            await self._ingestor.read(self._workspace, [row.pending])
+        own = self._own(row)
+        same_inode = own is not None and own[0].inode == row.stat.inode
+        if first:
+            group.path = row.stat.path if same_inode else b""
+            group.scanned = row.stat
+        if own is None or not same_inode or not (first or (known is None and _alike(own[0], group.scanned))):
+            return own
+        group.read, group.entry = own
+        return own if first else (own[0], msgspec.structs.replace(own[1], hardlink=group.path))
+
+    def _entry_read(self, pending: PendingFile) -> Entry | None:
         s = pending.stat
         if pending.problem:
             self._tree.unreadable(s.path, pending.problem)
-            if group is not None and group.path == s.path:
-                group.path = b""
             return None
         if pending.torn and not self._tree.torn(s.path):
             return None
@@ -375,11 +388,18 @@ class TreeCapture:
             self._warnings.append(f"{printable(s.path)}: kept changing while it was read; kept as it was read last")
         if pending.grown:
             self._warnings.append(f"{printable(s.path)}: grew while it was read; its first {pending.size} bytes are kept")
-        first = b""
-        if group is not None:
-            group.path = group.path or s.path
-            first = group.path if group.path != s.path else b""
-        return _file_entry(s, pending.size, pending.ids, pending.chunk_list, first, pending.redactions, {})
+        return Entry(
+            s.path,
+            Kind.FILE,
+            s.mode,
+            pending.size,
+            s.mtime_ns,
+            chunks=pending.ids,
+            chunk_list=pending.chunk_list,
+            uid=s.uid,
+            gid=s.gid,
+            redactions=pending.redactions,
+        )
 
     def _add(self, stat: FileStat, entry: Entry) -> Page | None:
         self._page_stats.append(stat)
@@ -423,7 +443,7 @@ class TreeCapture:
         kept = {p.page_id for p in self._pages}
         stats = StatUpdate(
             sandbox_id=self._sandbox_id,
-            root=self._name,
+            root=self._stat_root,
             manifest=manifest,
             saved=tuple(self._stat_pages),
             dropped=tuple(p.page_id for p in self._base.pages if p.page_id not in kept),
@@ -433,26 +453,25 @@ class TreeCapture:
         return TreeResult(root, stats, self._warnings)
 
 
-def _file_entry(
-    s: FileStat,
-    size: int,
-    chunks: bytes,
-    chunk_list: bytes,
-    hardlink: bytes,
-    redactions: tuple[Redaction, ...],
-    xattrs: dict[str, bytes],
-) -> Entry:
+def _known_entry(s: FileStat, old: Entry) -> Entry:
+    """The entry of a file whose content is known from the base."""
     return Entry(
         s.path,
         Kind.FILE,
         s.mode,
-        size,
+        old.size,
         s.mtime_ns,
-        chunks=chunks,
-        chunk_list=chunk_list,
-        hardlink=hardlink,
+        chunks=old.chunks,
+        chunk_list=old.chunk_list,
         uid=s.uid,
         gid=s.gid,
-        xattrs=xattrs,
-        redactions=redactions,
+        xattrs=old.xattrs,
+        redactions=old.redactions,
+    )
+
+
+def _alike(a: FileStat, b: FileStat) -> bool:
+    """Whether two stats are of one inode in one state."""
+    return (a.device, a.inode, a.size, a.mtime_ns, a.ctime_ns) == (b.device, b.inode, b.size, b.mtime_ns, b.ctime_ns) and (
+        (a.mode, a.uid, a.gid) == (b.mode, b.uid, b.gid)
     )

@@ -124,3 +124,9 @@ def test_the_fullest_page_is_readable() -> None:
 @given(st.binary(max_size=100), st.booleans())
 def test_no_bytes_make_the_reader_fail(data: bytes, packed: bool) -> None:
     assert isinstance(read_stat_page(row(zlib.compress(data) if packed else data)), list)
+
+
+def test_a_file_without_a_ctime_is_never_trusted() -> None:
+    page = make_stat_page(PAGE_ID, [msgspec.structs.replace(STATS[1], ctime_ns=0)], SALT, LATER)
+    assert page.digest == b""
+    assert read_stat_page(page) == [(UNTRUSTED, 2)]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from .engine import Engine, finish
 from .errors import Code, RepositoryError, SnapshotError, printable
 from .leases import DEFAULT_TTL
 from .model import Checkpoint, Entry, PackState, ThreadInfo, validate_thread_id
+from .placement import refuse_own_files
 from .protocols import BlobStore, CheckpointStore, ProgressCallback, Workspace
 from .redaction import Redactor
 from .redaction_hooks import RedactionHook, RedactionPattern
@@ -167,6 +169,7 @@ class Repository:
             allow_any_root=allow_any_root,
             lease_ttl=lease_ttl,
         )
+        refuse_own_files(self.blobs, self.checkpoints, [root.workspace for root in request.roots])
         return await capture(self._engine, request)
 
     # ---- restore
@@ -186,6 +189,9 @@ class Repository:
         owners: bool = False,
         reinject: bool = False,
         secrets: Secrets = None,
+        hooks: Sequence[RedactionHook] = (),
+        patterns: Sequence[RedactionPattern] = (),
+        allow_short_secrets: bool = False,
         allow_empty: bool = False,
         safety_checkpoint: bool = False,
         allow_any_root: bool = False,
@@ -194,11 +200,14 @@ class Repository:
         """Bring a sandbox into the state of a checkpoint, the head by default. None when the thread has no checkpoint.
 
         Files that are not in the checkpoint are removed, except what the policy excludes, what the capture skipped, and mount
-        points. `policy` replaces the one saved with the checkpoint. `workspace_root` restores elsewhere; a checkpoint of
-        several roots goes to its own paths, or to `roots` by name. `paths` limits it to files and folders. `dry_run` plans
-        only. `verify="content"` reads everything back. `owners` restores owners, setuid and setgid. `reinject` puts the
-        present values of `secrets` back. `allow_empty` permits that a non-empty folder becomes empty. `safety_checkpoint`
-        captures the present state of these places first, with the same policy.
+        points. `policy` replaces the one saved with the checkpoint. `workspace_root` restores elsewhere; for a checkpoint of
+        several roots, `roots` says by name where each goes; those not named are left out. `paths` limits it to files and
+        folders. `dry_run` plans only. `verify="content"` reads everything back. `owners` restores owners, setuid and setgid.
+        `reinject` puts the present values of `secrets` back. `allow_empty` permits that a non-empty folder becomes empty.
+
+        `safety_checkpoint` captures the present state of these places first, with the same file policy, and with `secrets`,
+        `hooks` and `patterns` redacted, which have to be those of the checkpoint (`INVALID_REQUEST`); what cannot be kept or
+        read is left out of it and listed.
 
         Raises `SnapshotError` (`MISSING_CHECKPOINT` for an unknown `checkpoint_id`, `MISSING_BLOB`, `INVALID_BLOB`,
         `POLICY_REQUIRED`, `EMPTY_RESTORE`, `RESTORE_BLOCKED`, `VERIFY_FAILED`), `ProviderError`, `RepositoryError`.
@@ -209,26 +218,13 @@ class Repository:
             if checkpoint_id is not None:
                 raise history.missing(thread_id, checkpoint_id)
             return None
+        redactor = Redactor.build(secrets, hooks=hooks, patterns=patterns, allow_short=allow_short_secrets)
         places = await _restore_roots(sandbox, checkpoint, workspace_root, roots)
-        if safety_checkpoint and not dry_run:
-            present = [
-                RootRequest(state.name, places[state.name], policy or FilePolicy.from_record(state.policy))
-                for state in checkpoint.roots
-                if state.name in places
-            ]
-            await self._save_present(
-                CaptureRequest(
-                    thread_id=thread_id,
-                    roots=present,
-                    redactor=Redactor.build(secrets),
-                    label="before-restore",
-                    allow_any_root=allow_any_root,
-                )
-            )
+        refuse_own_files(self.blobs, self.checkpoints, places.values())
         request = RestoreRequest(
             checkpoint=checkpoint,
             roots=places,
-            redactor=Redactor.build(secrets),
+            redactor=redactor,
             policy=policy,
             paths=None if paths is None else [os.fsencode(p) for p in paths],
             dry_run=dry_run,
@@ -239,27 +235,59 @@ class Repository:
             allow_any_root=allow_any_root,
             on_progress=on_progress,
         )
+        if safety_checkpoint and not dry_run:
+            await self._save_present(request)
         return await restore(self._engine, request)
 
-    async def _save_present(self, request: CaptureRequest) -> None:
+    async def _save_present(self, r: RestoreRequest) -> None:
+        """Capture what a restore is about to change."""
+        checkpoint = r.checkpoint
+        salt = bytes.fromhex(self.config.salt)
+        if checkpoint.redaction and await self._engine.run(r.redactor.fingerprint, salt) != checkpoint.redaction:
+            raise SnapshotError(
+                "The checkpoint was captured with other secrets, hooks or patterns than are given now: a safety checkpoint would"
+                " store what was redacted then.",
+                code=Code.INVALID_REQUEST,
+                hint="Pass the same secrets, patterns and hooks, or restore without safety_checkpoint.",
+            )
+        present = []
+        for state in checkpoint.roots:
+            if state.name in r.roots:
+                policy = r.policy or FilePolicy.from_record(state.policy)
+                policy = dataclasses.replace(policy, on_unsupported="skip", on_unreadable="skip")
+                present.append(RootRequest(state.name, r.roots[state.name], policy))
+        request = CaptureRequest(
+            thread_id=checkpoint.thread_id,
+            roots=present,
+            redactor=r.redactor,
+            label="before-restore",
+            allow_any_root=r.allow_any_root,
+        )
         try:
             await capture(self._engine, request)
         except SnapshotError as error:
             # a folder that is not there yet has nothing to lose
-            if error.code != Code.MISSING_WORKSPACE or len(request.roots) > 1:
+            if error.code != Code.MISSING_WORKSPACE or len(present) > 1:
                 raise
 
     # ---- history
 
     async def fork(
-        self, thread_id: str, checkpoint_id: str | None = None, *, to_thread_id: str, at_step: int | None = None
+        self,
+        thread_id: str,
+        checkpoint_id: str | None = None,
+        *,
+        to_thread_id: str,
+        at_step: int | None = None,
+        new_id: str | None = None,
     ) -> Checkpoint:
-        """Start the empty thread `to_thread_id` from a checkpoint (the head, or the newest at or before `at_step`)."""
-        return await history.fork(self._engine, thread_id, checkpoint_id, to_thread_id, at_step=at_step)
+        """Start the empty thread `to_thread_id` from a checkpoint (the head, or the newest at or before `at_step`). `new_id` is
+        the id that its copy gets."""
+        return await history.fork(self._engine, thread_id, checkpoint_id, to_thread_id, at_step=at_step, new_id=new_id)
 
-    async def rewind(self, thread_id: str, checkpoint_id: str) -> Checkpoint:
-        """Append a checkpoint with the content of an older one. History is never rewritten."""
-        return await history.rewind(self._engine, thread_id, checkpoint_id)
+    async def rewind(self, thread_id: str, checkpoint_id: str, *, new_id: str | None = None) -> Checkpoint:
+        """Append a checkpoint with the content of an older one; `new_id` is the id to use. History is never rewritten."""
+        return await history.rewind(self._engine, thread_id, checkpoint_id, new_id=new_id)
 
     async def label(self, thread_id: str, checkpoint_id: str, label: str | None) -> Checkpoint:
         """Give a checkpoint a label, or take it away."""
@@ -380,17 +408,22 @@ async def _restore_roots(
 ) -> dict[str, Workspace]:
     if len(checkpoint.roots) == 1 and roots is None:
         return {checkpoint.roots[0].name: await as_workspace(sandbox, workspace_root)}
-    if workspace_root is not None:
+    if roots is None:
+        # where a root was is data of the checkpoint: what it says must never choose the folder that is overwritten
+        recorded = ", ".join(f"{printable(r.name)} (was {printable(r.path)})" for r in checkpoint.roots)
         raise SnapshotError(
-            "The checkpoint has several roots.", code=Code.INVALID_REQUEST, hint="Give roots={name: path} instead of one."
+            f"The checkpoint has several roots: {recorded}.",
+            code=Code.INVALID_REQUEST,
+            hint="Say where each goes: roots={name: path}.",
         )
-    if roots is not None and not roots:
+    if workspace_root is not None:
+        raise SnapshotError("Give either workspace_root or roots.", code=Code.INVALID_REQUEST)
+    if not roots:
         raise SnapshotError("A restore needs at least one root.", code=Code.INVALID_REQUEST)
-    unknown = sorted(set(roots or {}) - {r.name for r in checkpoint.roots})
+    unknown = sorted(set(roots) - {r.name for r in checkpoint.roots})
     if unknown:
         raise SnapshotError(f"The checkpoint has no root {printable(unknown[0])}.", code=Code.INVALID_REQUEST)
-    places = {r.name: r.path for r in checkpoint.roots} if roots is None else dict(roots)
-    return {name: await as_workspace(sandbox, path) for name, path in places.items()}
+    return {name: await as_workspace(sandbox, path) for name, path in roots.items()}
 
 
 # -------------------------------------------------------------------------------------------------------- opening
@@ -477,7 +510,8 @@ def _default_database(url: str) -> str:
     if scheme == "memory":
         return "sqlite://"
     if scheme == "file":
-        return "sqlite:///" + os.path.join(os.path.abspath(os.path.expanduser(rest)), DATABASE_NAME)
+        path = os.path.join(os.path.abspath(os.path.expanduser(rest)), DATABASE_NAME)
+        return "sqlite:///" + path.replace("%", "%25").replace("?", "%3F")  # the rest has no meaning in such a URL
     raise RepositoryError(
         f"A repository at {scheme}:// needs a database.", code=Code.WRONG_DATABASE, hint="Give its URL (database=, --database)."
     )

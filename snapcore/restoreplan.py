@@ -6,11 +6,12 @@ the stream adds the removal of folders and the metadata of folders that the swap
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from .contents import FileTask, same_contents
 from .engine import Engine
 from .errors import Code, SnapshotError, printable
-from .model import Entry, FileStat, Kind, Note, StatPage
+from .model import Entry, FileStat, Kind, Note, StatPage, path_key
 from .protocols import (
     PlaceStep,
     RemoveStep,
@@ -23,11 +24,13 @@ from .protocols import (
 )
 from .records import RecordReader
 from .selection import Selection
-from .statcache import digest_salt, page_digest, read_stat_page
+from .statcache import digest_salt, page_digest, read_stat_page, stat_root
 from .target import LOAD_PAGES, Target
 from .treeslices import slice_scan
 
 __all__ = ["Counts", "RestorePlanner", "Scope", "Window", "link_target"]
+
+SHOWN_PATHS: Final = 20
 
 
 class Scope:
@@ -96,7 +99,7 @@ def link_target(entry: Entry, root: bytes) -> bytes:
     """The target to write for a link: one that was absolute into the root follows the root."""
     if not entry.in_root:
         return entry.target
-    return root + b"/" + entry.target if entry.target else root
+    return root.rstrip(b"/") + b"/" + entry.target if entry.target else root
 
 
 class RestorePlanner:
@@ -131,6 +134,9 @@ class RestorePlanner:
         self._salt = digest_salt(target.root.policy)
         self._skipped = frozenset(s.path for s in target.root.skipped)
         self._kept_below: bytes | None = None
+        self._kept_by_policy = False
+        self._hiding: dict[bytes, None] = {}
+        self._unreadable: list[bytes] = []
         self._left_out: bytes | None = None
         self._new_folder: tuple[bytes, bytes] | None = None
         self._staged = 0
@@ -140,17 +146,20 @@ class RestorePlanner:
         self._conflicts: set[bytes] = set()
         self.stay: set[bytes] = set()
         self._touched: set[bytes] = {b""}
+        self._outside: dict[bytes, int] = {}  # folders outside the scope that lead to it, and their present mtimes
         self._window = Window()
         self.counts = Counts()
         self.kept: list[bytes] = []
-        self.current_entries = 0
         self.replaces = False
 
     async def windows(self, *, missing: bool = False) -> AsyncIterator[Window]:
         """The plan, part by part. Raises `SnapshotError` `RESTORE_BLOCKED` at the end when a folder that holds files to be kept
-        stands where a file or link must go. `missing` plans for a root that is not there yet."""
+        stands where a file or link must go, when what is kept hides entries of the checkpoint, or when something cannot be read
+        that the capture did not list as left out. `missing` plans for a root that is not there yet."""
         group = []
-        digests = await self._engine.checkpoints.stat_digests(self._sandbox_id, self._target.root.name)
+        digests: dict[bytes, bytes] = {}
+        if self._sandbox_id:
+            digests = await self._engine.checkpoints.stat_digests(self._sandbox_id, stat_root(self._workspace))
         top = self._target.folders[b""]
         scan = self._workspace.scan(self._selection, cross_mounts=self._cross_mounts)
         if missing:
@@ -167,7 +176,10 @@ class RestorePlanner:
         self._window = Window()
         entries = await self._target.entries([i for i, _ in group])
         unequal = {i for i, stats in group if not self._equal(digests.get(i), stats, len(entries[i]))}
-        rows = await self._engine.checkpoints.stat_pages(self._sandbox_id, self._target.root.name, unequal & digests.keys())
+        remembered = unequal & digests.keys()
+        rows: dict[bytes, StatPage] = {}
+        if remembered:
+            rows = await self._engine.checkpoints.stat_pages(self._sandbox_id, stat_root(self._workspace), remembered)
         known: dict[bytes, bool] = {}
         pairs: list[tuple[list[Entry], list[FileStat]]] = []
         doubtful: list[tuple[FileStat, Entry]] = []
@@ -197,12 +209,14 @@ class RestorePlanner:
         current = {s.path: s for s in stats}
         wanted = {e.path for e in entries}
         by_path = {e.path: e for e in entries}
-        for path in by_path if current.keys() == wanted else sorted(wanted | current.keys(), key=_walk_order):
+        for path in by_path if current.keys() == wanted else sorted(wanted | current.keys(), key=path_key):
             entry, stat = by_path.get(path), current.get(path)
-            if stat is not None:
-                self.current_entries += bool(path)
+            if stat is not None and stat.kind == Kind.DIR and not self._scope.holds(path) and self._scope.leads_to(path):
+                self._outside[path] = stat.mtime_ns
             if stat is not None and self._keeps(stat):
                 self._keep(path)
+                if entry is not None:
+                    self._hide(entry)
             elif entry is None and stat is not None:
                 self._remove(stat)
             elif entry is not None and self._wanted(entry):
@@ -216,13 +230,38 @@ class RestorePlanner:
         if self._kept_below is not None and path.startswith(self._kept_below):
             return True
         keeps = stat.note in (Note.EXCLUDED, Note.MOUNT, Note.UNREADABLE) or path in self._skipped
+        if stat.note == Note.UNREADABLE and path not in self._skipped and self._concerns(path):
+            self._unreadable.append(path)
         if keeps and path:
             self._kept_below = path + b"/"
+            self._kept_by_policy = self._restrict and stat.note == Note.EXCLUDED
         return keeps and bool(path)
+
+    def _concerns(self, path: bytes) -> bool:
+        return self._scope.holds(path) or self._scope.leads_to(path)
 
     def _keep(self, path: bytes) -> None:
         self.kept.append(path)
         self._stay_above(path)
+
+    def _hide(self, entry: Entry) -> None:
+        """An entry of the checkpoint at or below what is kept: nothing to do only where the policy given now says so."""
+        path = entry.path
+        if self._kept_below is None or self._kept_by_policy or not self._scope.holds(path) or self._leaves_out(entry):
+            return
+        self._hiding[self._kept_below[:-1]] = None
+
+    def _leaves_out(self, entry: Entry) -> bool:
+        """Whether the policy given for this restore, if any, excludes the entry or a folder above it."""
+        path = entry.path
+        if not self._restrict:
+            return False
+        if self._left_out is not None and path.startswith(self._left_out):
+            return True
+        if path and self._selection.excludes(path, entry.kind):
+            self._left_out = path + b"/"
+            return True
+        return False
 
     def _stay_above(self, path: bytes) -> None:
         folder = path
@@ -235,14 +274,13 @@ class RestorePlanner:
     def _wanted(self, entry: Entry) -> bool:
         path = entry.path
         if self._kept_below is not None and path.startswith(self._kept_below):
+            self._hide(entry)
             return False
-        if self._restrict:
-            if self._left_out is not None and path.startswith(self._left_out):
-                return False
-            if path and self._selection.excludes(path, entry.kind):
-                self._left_out = path + b"/"
+        below = self._left_out is not None and path.startswith(self._left_out)
+        if self._leaves_out(entry):
+            if not below:
                 self._keep(path)
-                return False
+            return False
         return self._scope.holds(path) or (entry.kind == Kind.DIR and self._scope.leads_to(path))
 
     def _remove(self, stat: FileStat) -> None:
@@ -401,12 +439,12 @@ class RestorePlanner:
 
     def _end(self) -> Window:
         window = self._window = Window()
+        self._refuse_hidden()
         blocked = sorted(self._conflicts & self.stay)
         if blocked:
             raise SnapshotError(
                 "Folders that hold files to be kept (excluded, skipped, mounted) stand where the checkpoint has something else: "
-                + ", ".join(printable(p) for p in blocked[:20])
-                + ".",
+                f"{_shown(blocked)}.",
                 code=Code.RESTORE_BLOCKED,
                 paths=blocked,
                 hint="Move those files away, or restore with a policy that includes them.",
@@ -419,20 +457,41 @@ class RestorePlanner:
                     window.removes.append(path)
                     self.counts.removed += 1
                 self.replaces = True
-        for path in sorted(self._touched, key=_walk_order):
+        for path in sorted(self._touched, key=path_key):
             entry = self._target.folders.get(path)
-            if entry is not None:
+            if path in self._outside:
+                window.steps.append(SetMetaStep(path, None, self._outside[path]))
+            elif entry is not None:
                 owner = (entry.uid, entry.gid) if self._owners else None
                 window.steps.append(SetMetaStep(path, self._mode(entry), entry.mtime_ns, owner))
         return window
 
+    def _refuse_hidden(self) -> None:
+        """Refuse what would leave a part of the checkpoint out without a word."""
+        if self._unreadable:
+            raise SnapshotError(
+                f"What the workspace holds cannot be compared with the checkpoint; unreadable: {_shown(self._unreadable)}.",
+                code=Code.RESTORE_BLOCKED,
+                paths=self._unreadable,
+                hint="Make these paths readable, or move them away.",
+            )
+        if self._hiding:
+            raise SnapshotError(
+                "Paths that a restore leaves alone (excluded or mounted now) stand where the checkpoint has entries: "
+                f"{_shown(list(self._hiding))}.",
+                code=Code.RESTORE_BLOCKED,
+                paths=list(self._hiding),
+                hint="Move or unmount them, or restore with a policy that says what to do with them.",
+            )
+
+
+def _shown(paths: Sequence[bytes]) -> str:
+    more = f" and {len(paths) - SHOWN_PATHS} more" if len(paths) > SHOWN_PATHS else ""
+    return ", ".join(printable(p) or "the root itself" for p in paths[:SHOWN_PATHS]) + more
+
 
 async def _new_root(entry: Entry, mode: int) -> AsyncIterator[Sequence[FileStat]]:
     yield [FileStat(b"", Kind.DIR, mode, mtime_ns=entry.mtime_ns, uid=entry.uid, gid=entry.gid)]
-
-
-def _walk_order(path: bytes) -> bytes:
-    return path.replace(b"/", b"\0")
 
 
 def _doubtful(

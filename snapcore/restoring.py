@@ -16,7 +16,7 @@ from .records import RecordReader
 from .redaction import Redactor
 from .restoreplan import Counts, RestorePlanner, Scope, Window, link_target
 from .selection import FilePolicy
-from .statcache import digest_salt, make_stat_page
+from .statcache import digest_salt, make_stat_page, stat_root
 from .target import LOAD_PAGES, Target, load_target
 from .treeslices import slice_scan
 
@@ -124,6 +124,8 @@ class _Restore:
                 guard_root(workspace.root)
         async with _pinned(self._engine, r.checkpoint), self._progress(), AsyncExitStack() as stages:
             roots = [await self._prepare(state) for state in r.checkpoint.roots if state.name in r.roots]
+            # in the order of every capture and restore, so that two of them never wait for each other
+            roots.sort(key=lambda root: root.workspace.root)
             if r.dry_run:
                 return await self._dry_run(roots)
             for root in roots:
@@ -340,9 +342,11 @@ class _Restore:
         return [(e.path, "other bytes") for (_, e), equal in zip(pairs, same, strict=True) if not equal]
 
     async def _remember(self, root: _Root, pages: Sequence[StatPage]) -> None:
+        if not self._sandbox_id:
+            return
         update = StatUpdate(
             sandbox_id=self._sandbox_id,
-            root=root.state.name,
+            root=stat_root(root.workspace),
             manifest=root.state.manifest,
             saved=tuple(pages),
             replace=True,
@@ -439,9 +443,14 @@ async def _pinned(engine: Engine, checkpoint: Checkpoint) -> AsyncIterator[None]
         return
 
     async def renew(held: Pin) -> None:
+        pause = PIN_SECONDS / 3
         while True:
-            await asyncio.sleep(PIN_SECONDS / 3)
-            held = await engine.checkpoints.renew_pin(held, ttl=PIN_SECONDS)
+            await asyncio.sleep(pause)
+            try:
+                await engine.checkpoints.renew_pin(held, ttl=PIN_SECONDS)
+                pause = PIN_SECONDS / 3
+            except RepositoryError:
+                pause = PIN_SECONDS / 24  # out of reach for the moment: there is time for more attempts
 
     renewing = asyncio.create_task(renew(pin))
     try:

@@ -305,7 +305,7 @@ async def test_several_roots_have_their_own_policies(memory_repo: Repository, tm
     assert {r.name: r.totals.files for r in checkpoint.roots} == {"code": 1, "data": 3}
     for root in (code, data):
         make({"run.log": "2", ".env": "new", "added": "x"}, base=root)
-    receipt = await memory_repo.restore(code, thread_id="t")
+    receipt = await memory_repo.restore(code, thread_id="t", roots={"code": str(code), "data": str(data)})
     assert receipt is not None
     assert sorted(os.listdir(code)) == [".env", "main.py", "run.log"]
     assert ((code / "run.log").read_text(), (code / ".env").read_text()) == ("2", "new")

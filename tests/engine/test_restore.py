@@ -524,9 +524,10 @@ async def test_a_safety_checkpoint_has_all_roots(memory_repo: Repository, make: 
     await memory_repo.capture(one, thread_id="t", roots=roots)
     for path in (one / "a", two / "b"):
         path.write_text("precious")
-    await restore(memory_repo, one, safety_checkpoint=True)
+    places = {"one": str(one), "two": str(two)}
+    await restore(memory_repo, one, roots=places, safety_checkpoint=True)
     assert ((one / "a").read_text(), (two / "b").read_text()) == ("1", "1")
-    await restore(memory_repo, one)
+    await restore(memory_repo, one, roots=places)
     assert ((one / "a").read_text(), (two / "b").read_text()) == ("precious", "precious")
     assert (two / "x.log").read_text() == "1"
 

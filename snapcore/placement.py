@@ -1,0 +1,42 @@
+"""Where a repository must not lie: inside a workspace, where captures would store it and restores would remove it."""
+
+import os
+import re
+import urllib.parse
+from collections.abc import Iterable
+from typing import Final
+
+from .errors import Code, SnapshotError, printable
+from .protocols import BlobStore, CheckpointStore, Workspace
+
+__all__ = ["refuse_own_files"]
+
+_SQLITE: Final = re.compile(r"^sqlite(\+\w+)?:///([^?]+)")
+
+
+def refuse_own_files(blobs: BlobStore, checkpoints: CheckpointStore, workspaces: Iterable[Workspace]) -> None:
+    """Raise `SnapshotError` `INVALID_WORKSPACE` when a folder of blobs or a SQLite file of this host lies in a workspace."""
+    own = [os.path.realpath(path) for path in (_blob_folder(blobs.url), _database_file(checkpoints.url)) if path is not None]
+    for workspace in workspaces:
+        host_path = getattr(workspace, "host_path", None)
+        if host_path is None:
+            continue
+        root = os.path.realpath(host_path)
+        for path in own:
+            if path == root or path.startswith(root.rstrip("/") + "/"):
+                raise SnapshotError(
+                    f"The repository's own files ({printable(path)}) lie inside the workspace {printable(workspace.root)}.",
+                    code=Code.INVALID_WORKSPACE,
+                    hint="Keep the repository elsewhere: a restore would remove its files or put old ones in their place.",
+                )
+
+
+def _blob_folder(url: str) -> str | None:
+    return url.removeprefix("file://") if url.startswith("file://") else None
+
+
+def _database_file(url: str) -> str | None:
+    match = _SQLITE.match(url)
+    if match is None or match[2] == ":memory:":
+        return None
+    return urllib.parse.unquote(match[2])

@@ -9,6 +9,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$python" -m build --outdir "$work/dist" . >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
 
+# `pip install .` builds the wheel straight from the checkout: the links in snapcore/ must not confuse it
+"$python" -m build --wheel --outdir "$work/direct" . >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
+listed() { "$python" -m zipfile -l "$1" | awk '{ print $1 }' | grep -v dist-info | sort; }
+diff <(listed "$work"/dist/*.whl) <(listed "$work"/direct/*.whl)
+
 "$python" -m venv "$work/venv"
 "$work/venv/bin/python" -m pip --disable-pip-version-check install -q "$work"/dist/*.whl >"$work/install.log" 2>&1 ||
     { cat "$work/install.log"; exit 1; }

@@ -1,15 +1,22 @@
 """Fork, rewind and relabel: new records over old content, no file bytes."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
 import msgspec
 
 from .capturing import commit_checkpoint, new_checkpoint_id
 from .engine import Engine, finish
-from .errors import CheckpointConflictError, Code, SnapshotError, printable
+from .errors import CheckpointConflictError, Code, RepositoryError, SnapshotError, printable
 from .leases import WriterHold
 from .model import Checkpoint, RecordType, relabelled, validate_id, validate_thread_id
 from .packwriter import PackWriter, new_pack_id
 
 __all__ = ["delete", "fork", "rewind", "set_label"]
+
+ATTEMPTS: Final = 3
+FIRST_PAUSE: Final = 0.1
 
 
 def missing(thread_id: str, checkpoint_id: str | None) -> SnapshotError:
@@ -43,6 +50,26 @@ async def _write_record(engine: Engine, hold: WriterHold, pack_id: str, checkpoi
     return msgspec.structs.replace(bare, record_id=record_id), writer
 
 
+async def _surely(work: Callable[[], Awaitable[Checkpoint]], done: Callable[[], Awaitable[Checkpoint | None]]) -> Checkpoint:
+    """Do the work. Of an answer that was lost on the way nobody knows whether it was done: `done` looks, else it is repeated."""
+    for attempt in range(ATTEMPTS):
+        try:
+            if attempt and (found := await done()) is not None:
+                return found
+            return await finish(work())
+        except RepositoryError as error:
+            if not error.retryable or attempt + 1 == ATTEMPTS:
+                raise
+            await asyncio.sleep(FIRST_PAUSE * 2**attempt)
+    raise AssertionError("unreachable")
+
+
+async def _with_record(engine: Engine, checkpoint: Checkpoint) -> Checkpoint | None:
+    """The stored checkpoint, when its record is this one."""
+    found = await engine.checkpoints.get(checkpoint.thread_id, checkpoint.id)
+    return found if found is not None and found.record_id == checkpoint.record_id else None
+
+
 async def fork(
     engine: Engine,
     thread_id: str,
@@ -54,8 +81,8 @@ async def fork(
 ) -> Checkpoint:
     """Start the empty thread `to_thread_id` with a copy of a checkpoint's record (the head's by default).
 
-    `at_step` takes the newest checkpoint at or before that step. Raises `SnapshotError` `MISSING_CHECKPOINT`,
-    `CheckpointConflictError` `SAME_THREAD` or `DESTINATION_NOT_EMPTY`.
+    `at_step` takes the newest checkpoint at or before that step; `new_id` is the id of the copy. Raises `SnapshotError`
+    `MISSING_CHECKPOINT`, `CheckpointConflictError` `SAME_THREAD` or `DESTINATION_NOT_EMPTY`.
     """
     validate_thread_id(thread_id)
     validate_thread_id(to_thread_id)
@@ -81,13 +108,16 @@ async def fork(
             deleted=(),
         )
         copy, writer = await _write_record(engine, hold, pack_id, copy)
-        done = await finish(engine.checkpoints.fork(hold.lease, copy, await writer.finish()))
+        commit = await writer.finish()
+        done = await _surely(lambda: engine.checkpoints.fork(hold.lease, copy, commit), lambda: _with_record(engine, copy))
         hold.released = True
         return done
 
 
 async def rewind(engine: Engine, thread_id: str, checkpoint_id: str, *, new_id: str | None = None) -> Checkpoint:
-    """Append a checkpoint with the content of an older one. History is never rewritten."""
+    """Append a checkpoint with the content of an older one; `new_id` is its id. History is never rewritten."""
+    if new_id is not None:
+        validate_id(new_id)
     source = await _source(engine, thread_id, checkpoint_id)
     pack_id = new_pack_id()
     async with WriterHold(engine, thread_id, pack_id=pack_id) as hold:
@@ -117,11 +147,19 @@ async def set_label(engine: Engine, thread_id: str, checkpoint_id: str, label: s
     async with WriterHold(engine, thread_id, pack_id=pack_id) as hold:
         changed, writer = await _write_record(engine, hold, pack_id, relabelled(source, label))
         commit = await writer.finish()
-        return await finish(engine.checkpoints.set_label(hold.lease, checkpoint_id, label, changed.record_id, commit))
+        return await _surely(
+            lambda: engine.checkpoints.set_label(hold.lease, checkpoint_id, label, changed.record_id, commit),
+            lambda: _with_record(engine, changed),
+        )
 
 
 async def delete(engine: Engine, thread_id: str, checkpoint_id: str | None) -> Checkpoint:
     """Remove a checkpoint (the head when None) from its thread. What only it referred to becomes garbage."""
     source = await _source(engine, thread_id, checkpoint_id)
     async with WriterHold(engine, thread_id) as hold:
-        return await finish(engine.checkpoints.delete(hold.lease, source.id))
+        return await _surely(lambda: engine.checkpoints.delete(hold.lease, source.id), lambda: _when_gone(engine, source))
+
+
+async def _when_gone(engine: Engine, checkpoint: Checkpoint) -> Checkpoint | None:
+    """The checkpoint, once its thread has it no more."""
+    return checkpoint if await engine.checkpoints.get(checkpoint.thread_id, checkpoint.id) is None else None

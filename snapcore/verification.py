@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .engine import Engine
-from .errors import Code, SnapcoreError, SnapshotError
-from .manifest import decode_page, validate_entries
-from .model import Checkpoint, ContentRef, Entry, Location, PackState, Progress, RecordType, RootState
+from .errors import Code, SnapshotError
+from .manifest import decode_page, load_index, validate_entries
+from .model import DIGEST_BYTES, Checkpoint, ContentRef, Entry, Location, PackState, Progress, RecordType, RootState
 from .packs import pack_key, read_pack, record_content
-from .protocols import ProgressCallback
+from .protocols import PackInfo, ProgressCallback
 from .records import RecordReader
 
 __all__ = ["Problem", "VerifyReport", "verify"]
@@ -18,11 +18,17 @@ __all__ = ["Problem", "VerifyReport", "verify"]
 PAGES_AT_ONCE: Final = 64
 PRESENT: Final = frozenset({PackState.LIVE, PackState.CONDEMNED})
 
+Found = tuple[str, str]  # a problem's kind and subject
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong: `kind` (pack-missing, pack-size, pack-damaged, record-missing, record-damaged, manifest-damaged, head),
-    what it is about, in words, and the (thread, checkpoint) pairs that it hurts."""
+    """Something wrong: `kind`, the pack, record, manifest or thread it is about, in words, and the (thread, checkpoint) pairs
+    that it hurts.
+
+    Kinds: pack-missing, pack-size, pack-damaged, pack-state (needed, but not kept for good), record-missing, record-damaged,
+    manifest-damaged, head.
+    """
 
     kind: str
     subject: str
@@ -32,7 +38,8 @@ class Problem:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What was looked at, and every problem found. `bytes_read` counts pack bytes read with `read_data`."""
+    """What was looked at, and every problem found. `records` counts the places looked up: a record that several pages share is
+    looked up for each. `bytes_read` counts pack bytes read with `read_data`."""
 
     checkpoints: int = 0
     packs: int = 0
@@ -47,17 +54,19 @@ class VerifyReport:
 
 
 class _Verify:
-    def __init__(self, engine: Engine, on_progress: ProgressCallback | None) -> None:
+    def __init__(self, engine: Engine, on_progress: ProgressCallback | None, *, read_data: bool) -> None:
         self._engine = engine
         self._reader = RecordReader(engine)
         self._on_progress = on_progress
         self._report = VerifyReport()
-        self._users: dict[bytes, set[tuple[str, str]]] = defaultdict(set)  # manifests and other roots: who uses them
+        self._good_packs: set[str] = set()
         self._bad_packs: dict[str, tuple[str, str]] = {}
-        self._bad_records: dict[bytes, str] = {}
+        self._read_data = read_data
 
-    async def run(self, *, read_data: bool) -> VerifyReport:
-        await self._packs(read_data=read_data)
+    async def run(self) -> VerifyReport:
+        for pack in await self._engine.checkpoints.packs():
+            if pack.state in PRESENT:
+                await self._pack(pack)
         checkpoints = await self._checkpoints()
         manifests: dict[bytes, tuple[RootState, set[tuple[str, str]]]] = {}
         for c in checkpoints:
@@ -83,27 +92,37 @@ class _Verify:
         if subject in self._bad_packs:
             return self._bad_packs[subject][1]
         return {
-            "record-missing": f"Record {subject} has no place in any pack.",
+            "record-missing": f"Record {subject} is in no pack.",
             "record-damaged": f"Record {subject} does not hold what it is named after.",
             "manifest-damaged": f"Manifest {subject} cannot be trusted.",
         }.get(kind, subject)
 
     # ---- packs
 
-    async def _packs(self, *, read_data: bool) -> None:
-        for pack in await self._engine.checkpoints.packs():
-            if pack.state not in PRESENT:
-                continue
-            self._report.packs += 1
-            info = await self._engine.blobs.head(pack_key(pack.pack_id))
-            if info is None:
-                self._bad_packs[pack.pack_id] = ("pack-missing", f"Pack {pack.pack_id} is missing from the blob store.")
-            elif info.size != pack.size:
-                message = f"Pack {pack.pack_id} has {info.size} bytes instead of {pack.size}."
-                self._bad_packs[pack.pack_id] = ("pack-size", message)
-            elif read_data:
-                await self._read_pack(pack.pack_id)
-            self._tell()
+    async def _pack(self, pack: PackInfo) -> None:
+        self._report.packs += 1
+        info = await self._engine.blobs.head(pack_key(pack.pack_id))
+        if info is None:
+            self._bad_packs[pack.pack_id] = ("pack-missing", f"Pack {pack.pack_id} is missing from the blob store.")
+        elif info.size != pack.size:
+            message = f"Pack {pack.pack_id} has {info.size} bytes instead of {pack.size}."
+            self._bad_packs[pack.pack_id] = ("pack-size", message)
+        elif self._read_data:
+            await self._read_pack(pack.pack_id)
+        if pack.pack_id not in self._bad_packs:
+            self._good_packs.add(pack.pack_id)
+        self._tell()
+
+    async def _look_again(self, needed: set[str]) -> None:
+        """Packs that were not kept for good when the work began, and that a checkpoint needs: a commit may have come since."""
+        packs = {pack.pack_id: pack for pack in await self._engine.checkpoints.packs()}
+        for pack_id in sorted(needed):
+            pack = packs.get(pack_id)
+            if pack is not None and pack.state in PRESENT:
+                await self._pack(pack)
+            else:
+                state = f"in the state '{pack.state}'" if pack is not None else "not in the database"
+                self._bad_packs[pack_id] = ("pack-state", f"Pack {pack_id} is needed, but {state}.")
 
     async def _read_pack(self, pack_id: str) -> None:
         try:
@@ -134,12 +153,20 @@ class _Verify:
         self._report.checkpoints = len(found)
         return found
 
-    async def _manifest(self, root: RootState, done: dict[bytes, None]) -> set[tuple[str, str]]:
-        problems: set[tuple[str, str]] = set()
+    async def _manifest(self, root: RootState, done: dict[bytes, None]) -> set[Found]:
+        problems: set[Found] = set()
+
+        async def fetch(ids: Sequence[bytes], record_type: int) -> dict[bytes, bytes]:
+            raws, found = await self._fetch(ids, record_type)
+            problems.update(found)
+            if found:
+                raise SnapshotError("A part of the index is not there.", code=Code.MISSING_BLOB)
+            return raws
+
         try:
-            pages, index_ids = await self._reader.index(root.manifest)
-        except SnapshotError as error:
-            return {self._classify(error, root.manifest)}
+            pages, index_ids = await load_index(root.manifest, fetch)
+        except SnapshotError:
+            return problems or {("manifest-damaged", root.manifest.hex())}
         problems |= await self._places(index_ids)
         fresh = [p.page_id for p in pages if p.page_id not in done]
         for start in range(0, len(fresh), PAGES_AT_ONCE):
@@ -152,7 +179,7 @@ class _Verify:
             problems |= await self._order(root, [p.page_id for p in pages])
         return problems
 
-    async def _order(self, root: RootState, page_ids: Sequence[bytes]) -> set[tuple[str, str]]:
+    async def _order(self, root: RootState, page_ids: Sequence[bytes]) -> set[Found]:
         previous: Entry | None = None
         folders: list[bytes] = []
         try:
@@ -165,54 +192,76 @@ class _Verify:
             return {("manifest-damaged", root.manifest.hex())}
         return set()
 
-    async def _pages(self, ids: Sequence[bytes]) -> set[tuple[str, str]]:
+    async def _pages(self, ids: Sequence[bytes]) -> set[Found]:
         problems = await self._places(ids)
-        if problems:
-            return problems
-        try:
-            raws = await self._reader.fetch(ids, RecordType.PAGE)
-            chunks: set[bytes] = set()
-            lists: set[bytes] = set()
-            for i in ids:
-                for e in decode_page(raws[i]):
-                    chunks.update(e.chunk_ids())
-                    if e.chunk_list:
-                        lists.add(e.chunk_list)
-            return await self._content(chunks, lists)
-        except SnapshotError as error:
-            return {self._classify(error, ids[0])}
+        raws, found = await self._fetch(ids, RecordType.PAGE)
+        problems |= found
+        chunks: set[bytes] = set()
+        lists: set[bytes] = set()
+        for page_id, raw in raws.items():
+            try:
+                entries = decode_page(raw)
+            except SnapshotError:
+                problems.add(("manifest-damaged", page_id.hex()))
+                continue
+            for e in entries:
+                chunks.update(e.chunk_ids())
+                if e.chunk_list:
+                    lists.add(e.chunk_list)
+        return problems | await self._content(chunks, lists)
 
-    async def _extras(self, c: Checkpoint) -> set[tuple[str, str]]:
+    async def _extras(self, c: Checkpoint) -> set[Found]:
         refs: list[ContentRef] = [c.conversation, *c.artifacts.values()]
-        chunks = {ref.chunks[i : i + 32] for ref in refs for i in range(0, len(ref.chunks), 32)}
+        chunks = {ref.chunks[i : i + DIGEST_BYTES] for ref in refs for i in range(0, len(ref.chunks), DIGEST_BYTES)}
         problems = await self._content(chunks, {ref.chunk_list for ref in refs if ref.chunk_list})
         return problems | await self._places([c.record_id])
 
-    async def _content(self, chunks: set[bytes], lists: set[bytes]) -> set[tuple[str, str]]:
-        problems: set[tuple[str, str]] = set()
-        if lists:
-            met: set[bytes] = set()
-            try:
-                for ids in (await self._reader.expand(sorted(lists), met)).values():
-                    chunks = chunks | set(ids)
-            except SnapshotError as error:
-                problems.add(self._classify(error, min(lists)))
-            problems |= await self._places(met)
-        return problems | await self._places(chunks)
+    async def _content(self, chunks: set[bytes], lists: set[bytes]) -> set[Found]:
+        problems: set[Found] = set()
+        met: set[bytes] = set()
+        try:
+            expanded = await self._reader.expand(sorted(lists), met) if lists else {}
+        except SnapshotError:
+            expanded = {}
+            for one in sorted(lists):  # one by one, so that the others are looked at all the same
+                try:
+                    expanded |= await self._reader.expand([one], met)
+                except SnapshotError as error:
+                    problems.add(await self._blame(error, one))
+        for ids in expanded.values():
+            chunks = chunks | set(ids)
+        return problems | await self._places(met) | await self._places(chunks)
 
-    async def _places(self, ids: Iterable[bytes]) -> set[tuple[str, str]]:
+    async def _fetch(self, ids: Sequence[bytes], record_type: int) -> tuple[dict[bytes, bytes], set[Found]]:
+        """The records that can be read, and what is wrong with each of the others."""
+        try:
+            return await self._reader.fetch(ids, record_type), set()
+        except SnapshotError:
+            raws: dict[bytes, bytes] = {}
+            problems: set[Found] = set()
+            for one in ids:
+                try:
+                    raws |= await self._reader.fetch([one], record_type)
+                except SnapshotError as error:
+                    problems.add(await self._blame(error, one))
+            return raws, problems
+
+    async def _blame(self, error: SnapshotError, record: bytes) -> Found:
+        """The problem behind a record that could not be read: its pack's, where the pack is at fault."""
+        for problem in await self._places([record]):
+            return problem
+        kind = {Code.MISSING_BLOB: "record-missing", Code.INVALID_BLOB: "record-damaged"}.get(error.code, "manifest-damaged")
+        return kind, record.hex()
+
+    async def _places(self, ids: Iterable[bytes]) -> set[Found]:
         wanted = set(ids)
         located: dict[bytes, Location] = await self._engine.checkpoints.locate(wanted)
         self._report.records += len(located)
+        packs = {at.pack_id for at in located.values()}
+        if unknown := packs - self._good_packs - self._bad_packs.keys():
+            await self._look_again(unknown)
         problems = {("record-missing", i.hex()) for i in wanted if i not in located}
-        for at in located.values():
-            if at.pack_id in self._bad_packs:
-                problems.add((self._bad_packs[at.pack_id][0], at.pack_id))
-        return problems
-
-    def _classify(self, error: SnapcoreError, record: bytes) -> tuple[str, str]:
-        kind = {Code.MISSING_BLOB: "record-missing", Code.INVALID_BLOB: "record-damaged"}.get(error.code, "manifest-damaged")
-        return kind, record.hex()
+        return problems | {(self._bad_packs[pack_id][0], pack_id) for pack_id in packs & self._bad_packs.keys()}
 
 
 def _check_pack(data: bytes) -> str:
@@ -227,6 +276,7 @@ def _check_pack(data: bytes) -> str:
 
 
 async def verify(engine: Engine, *, read_data: bool = False, on_progress: ProgressCallback | None = None) -> VerifyReport:
-    """Check every pack (present, of the stated size; with `read_data` every byte), and that every checkpoint's records have a
-    place in a pack that is there. Changes nothing. An empty repository is fine."""
-    return await _Verify(engine, on_progress).run(read_data=read_data)
+    """Check every pack (present, of the stated size; with `read_data` every byte), that every checkpoint's manifests can be read
+    and are well formed, and that all records which they lead to have a place in a pack that is there and is kept for good.
+    Contents of files are read with `read_data` only. Changes nothing. An empty repository is fine."""
+    return await _Verify(engine, on_progress, read_data=read_data).run()

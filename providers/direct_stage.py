@@ -1,6 +1,8 @@
 """A restore in the making on a local file system: contents staged inside the root, then swapped in under a journal."""
 
 import asyncio
+import contextlib
+import errno
 import os
 import stat
 import threading
@@ -8,7 +10,6 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from snapcore.errors import Code, ProviderError, SnapshotError
-from snapcore.model import validate_path
 from snapcore.protocols import (
     Buffer,
     PlaceStep,
@@ -21,8 +22,8 @@ from snapcore.protocols import (
     SwapReport,
 )
 
-from .folders import FOLDER_FLAGS, FolderCache, split
-from .journal import Journal
+from .folders import FOLDER_FLAGS, FolderCache, open_regular, split
+from .journal import Journal, check_step, damaged
 from .stage_lock import StageLock, busy, provider_error
 from .swap import Swap
 from .threads import in_thread
@@ -53,10 +54,30 @@ def open_stage(root: str, busy_seconds: float = BUSY_SECONDS) -> "DirectStage":
             finally:
                 os.close(root_fd)
             if lock is not None:
-                return DirectStage(lock, busy_seconds)
+                return _begin(lock, busy_seconds)
     except OSError as error:
         raise provider_error(error, f"A restore cannot be staged in {root}") from error
     raise busy(None)
+
+
+def _begin(lock: StageLock, busy_seconds: float) -> "DirectStage":
+    """The stage of a new lock. When it cannot be made whole, the lock is given up and nothing of it stays open."""
+    with contextlib.ExitStack() as opened:
+        opened.callback(_give_up, lock)
+        new = opened.enter_context(FolderCache(os.open("new", FOLDER_FLAGS, dir_fd=lock.stage_fd)))
+        tree = opened.enter_context(FolderCache(os.dup(lock.root_fd)))
+        journal_fd = os.open("journal.part", _APPEND, 0o600, dir_fd=lock.stage_fd)
+        opened.pop_all()
+    return DirectStage(lock, new, tree, journal_fd, busy_seconds)
+
+
+def _give_up(lock: StageLock) -> None:
+    try:
+        lock.put_root_mode_back()
+        with contextlib.suppress(OSError):  # the next restore sweeps it
+            lock.dismantle()
+    finally:
+        lock.release()
 
 
 def recover(root: str) -> Literal["", "swept", "finished"]:
@@ -81,18 +102,22 @@ def recover(root: str) -> Literal["", "swept", "finished"]:
 
 def _clean_up(lock: StageLock) -> Literal["swept", "finished"]:
     try:
-        journal_fd = os.open("journal", _READ, dir_fd=lock.stage_fd)
+        journal_fd = open_regular("journal", os.O_RDONLY, lock.stage_fd)
     except FileNotFoundError:
-        root_mode = lock.remembered_modes().get(b"")
-        if root_mode is not None:
-            os.fchmod(lock.root_fd, root_mode)
+        lock.put_root_mode_back()
         lock.dismantle()
         return "swept"
-    tree = TreeLock.take(lock.root_fd, alone=True, seconds=RECOVER_SECONDS)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise damaged("its journal is no regular file") from error
+        raise
+    tree = None
     try:
+        tree = TreeLock.take(lock.root_fd, alone=True, seconds=RECOVER_SECONDS)
         if tree is None:
             raise being_read()
-        trusted = os.fstat(lock.stage_fd).st_uid == os.geteuid()
+        me = os.geteuid()
+        trusted = os.fstat(lock.stage_fd).st_uid == me and os.fstat(journal_fd).st_uid == me
         Swap(lock, Journal(journal_fd), trusted=trusted).run()
         lock.dismantle()
     finally:
@@ -108,20 +133,25 @@ class DirectStage:
     `seal` waits `busy_seconds` for captures of the tree to end, then raises `ProviderError` `WORKSPACE_BUSY`.
     """
 
-    def __init__(self, lock: StageLock, busy_seconds: float = BUSY_SECONDS) -> None:
+    def __init__(self, lock: StageLock, new: FolderCache, tree: FolderCache, journal_fd: int, busy_seconds: float) -> None:
         self._lock = lock
         self._busy_seconds = busy_seconds
         self._tree_lock: TreeLock | None = None
         self._mutex = threading.Lock()
-        self._state: Literal["open", "sealed", "done"] = "open"
-        self._new = FolderCache(os.open("new", FOLDER_FLAGS, dir_fd=lock.stage_fd))
-        self._tree = FolderCache(os.dup(lock.root_fd))
+        self._state: Literal["open", "sealed", "swapping", "done"] = "open"
+        self._new = new
+        self._tree = tree
+        self._journal_fd = journal_fd
         self._device = os.fstat(lock.root_fd).st_dev
         self._same_device: set[bytes] = set()
-        self._journal_fd = os.open("journal.part", _APPEND, 0o600, dir_fd=lock.stage_fd)
         self._files: list[bytes] = []  # to be synced one by one, as long as they are few
 
     def __del__(self) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of every lock and leave the stage as it is, as the end of the process would."""
+        self._unlock_tree()
         self._close()
 
     async def write(self, writes: Sequence[StageWrite]) -> None:
@@ -147,7 +177,7 @@ class DirectStage:
         return await in_thread(self._swap)
 
     async def abort(self) -> None:
-        """See `Stage.abort`. Between `seal` and `swap` it only lets go: the swap is then finished by `recover`."""
+        """See `Stage.abort`. After a swap that was cut short it only lets go: `recover` then finishes it."""
         await in_thread(self._abort)
 
     # ---- in the worker thread
@@ -207,9 +237,8 @@ class DirectStage:
         with self._mutex:
             self._expect("open")
             for step in steps:
-                validate_path(step.path)
+                check_step(step)
                 if isinstance(step, PlaceStep):
-                    validate_path(step.staged)
                     self._check_device(step.path)
             try:
                 _write_all(self._journal_fd, Journal.encode(steps), None)
@@ -288,6 +317,7 @@ class DirectStage:
     def _swap(self) -> SwapReport:
         with self._mutex:
             self._expect("sealed")
+            self._state = "swapping"
             swapped = False
             try:
                 fd = os.open("journal", _READ, dir_fd=self._lock.stage_fd)
@@ -310,12 +340,11 @@ class DirectStage:
 
     def _abort(self) -> None:
         with self._mutex:
-            if self._state == "open" and self._lock.stage_fd >= 0:
+            if self._state in ("open", "sealed") and self._lock.stage_fd >= 0:
                 self._state = "done"
-                root_mode = self._lock.remembered_modes().get(b"")
                 try:
-                    if root_mode is not None:
-                        os.fchmod(self._lock.root_fd, root_mode)
+                    self._unseal()
+                    self._lock.put_root_mode_back()
                     self._lock.dismantle()
                 except OSError as error:
                     raise provider_error(error, "The stage cannot be removed; the next restore sweeps it") from error
@@ -325,6 +354,16 @@ class DirectStage:
             else:
                 self._unlock_tree()
                 self._close()
+
+    def _unseal(self) -> None:
+        """Take the seal back, durably, before the rest of the stage goes and while the tree is still locked: a crash from here
+        on leaves a stage that is swept, never one that is finished. A `seal` that failed may have left one too."""
+        stage_fd = self._lock.stage_fd
+        try:
+            os.rename("journal", "journal.part", src_dir_fd=stage_fd, dst_dir_fd=stage_fd)
+        except FileNotFoundError:
+            return
+        os.fsync(stage_fd)
 
     def _unlock_tree(self) -> None:
         if self._tree_lock is not None:

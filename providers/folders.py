@@ -5,16 +5,37 @@ folder cannot lead outside, and a path may be longer than PATH_MAX.
 """
 
 import contextlib
+import errno
 import os
+import re
+import stat
 from collections import OrderedDict
 from types import TracebackType
 from typing import Final, Self
 
-__all__ = ["FILE_FLAGS", "FOLDER_FLAGS", "STAGE_NAME", "FolderCache", "remove_tree", "split"]
+__all__ = ["FILE_FLAGS", "FOLDER_FLAGS", "STAGE_NAME", "FolderCache", "is_stage_name", "open_regular", "remove_tree", "split"]
 
-STAGE_NAME: Final = b".snapcore-stage"  # a restore's own folder in the root; names that start so are never scanned
+STAGE_NAME: Final = b".snapcore-stage"  # a restore's own folder in the root, never scanned
 FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_NO_NAMES: Final = (b"", b".", b"..")
+_IN_THE_MAKING: Final = re.compile(re.escape(STAGE_NAME) + rb"\.[0-9a-f]{16}")
+
+
+def is_stage_name(name: bytes) -> bool:
+    """Whether a name in the root is that of a stage, or of one in the making."""
+    return name.startswith(STAGE_NAME) and (name == STAGE_NAME or _IN_THE_MAKING.fullmatch(name) is not None)
+
+
+def open_regular(name: str, flags: int, folder: int) -> int:
+    """Open a regular file of the stage, made with mode 0600 when `flags` say so. `OSError` `ELOOP` for anything else that a
+    hostile folder may hold under that name: a link, and a FIFO, which is never waited for."""
+    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.ELOOP, "not a regular file", name)
+    return fd
 
 
 def split(path: bytes) -> tuple[bytes, bytes]:
@@ -62,7 +83,10 @@ class FolderCache:
         while True:
             end = path.find(b"/", start)
             here = path if end == -1 else path[:end]
-            folder = self.enter(folder, here[start:], here)
+            name = here[start:]
+            if name in _NO_NAMES:
+                raise NotADirectoryError(errno.ENOTDIR, "not a plain relative path", path)
+            folder = self.enter(folder, name, here)
             opened[here] = folder
             if len(opened) > self._limit:
                 os.close(opened.popitem(last=False)[1])

@@ -4,6 +4,7 @@ batch    body length (8 bytes, little endian), BLAKE3 of the body (32 bytes), bo
 """
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -14,9 +15,14 @@ from snapcore.errors import Code, SnapshotError
 from snapcore.model import validate_path
 from snapcore.protocols import PlaceStep, RemoveStep, SetMetaStep, Step
 
-__all__ = ["Journal", "frame", "unframe"]
+from .folders import STAGE_NAME, is_stage_name
+
+__all__ = ["Journal", "check_step", "damaged", "frame", "unframe"]
+
+MAX_FRAME: Final = 16 << 20  # bytes of a body
 
 _HEAD: Final = 8 + 32
+_MAX_ID: Final = 2**32 - 1
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Step])
 
@@ -27,10 +33,11 @@ def frame(body: bytes) -> bytes:
 
 
 def unframe(fd: int, offset: int) -> tuple[bytes, int] | None:
-    """The body at `offset` and where the next frame begins; None when what is there is not a whole frame."""
+    """The body at `offset` and where the next frame begins; None when what is there is not a whole frame of at
+    most 16 MiB."""
     head = os.pread(fd, _HEAD, offset)
     length = int.from_bytes(head[:8], "little")
-    if len(head) < _HEAD or length > os.fstat(fd).st_size - offset - _HEAD:
+    if len(head) < _HEAD or length > MAX_FRAME or length > os.fstat(fd).st_size - offset - _HEAD:
         return None
     body = os.pread(fd, length, offset + _HEAD)
     if len(body) < length or blake3.blake3(body).digest() != head[8:]:
@@ -38,16 +45,33 @@ def unframe(fd: int, offset: int) -> tuple[bytes, int] | None:
     return body, offset + _HEAD + length
 
 
+def check_step(step: Step) -> None:
+    """Refuse a step that leads out of the root or into the stage, or sets what is no mode or owner. Raises `SnapshotError`."""
+    validate_path(step.path)
+    if is_stage_name(step.path.partition(b"/")[0]):
+        raise SnapshotError("A step of a restore leads into its stage.", code=Code.INVALID_PATH, paths=[step.path])
+    if isinstance(step, PlaceStep):
+        validate_path(step.staged)
+    elif isinstance(step, SetMetaStep):
+        owner = step.owner or (0, 0)
+        if not 0 <= (step.mode or 0) <= 0o7777 or not all(0 <= number <= _MAX_ID for number in owner):
+            raise SnapshotError("A step of a restore sets no valid mode or owner.", code=Code.INVALID_ENTRY, paths=[step.path])
+
+
 class Journal:
     """The steps in an open journal file. One batch is in memory at a time; each pass reads the file again.
 
-    Every batch is checked when the journal is opened: `SnapshotError` with `RESTORE_BLOCKED` when one is damaged.
+    Every batch is checked when the journal is opened: `SnapshotError` with `RESTORE_BLOCKED` when one is damaged, or holds a
+    step that no restore writes.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._batches: list[tuple[int, int]] = []  # offset of the frame, number of its first step
-        offset, number, size = 0, 0, os.fstat(fd).st_size
+        st = os.fstat(fd)
+        if not stat.S_ISREG(st.st_mode):
+            raise damaged("its journal is no regular file")
+        offset, number, size = 0, 0, st.st_size
         while offset < size:
             self._batches.append((offset, number))
             steps, offset = self._read(offset)
@@ -55,8 +79,14 @@ class Journal:
 
     @staticmethod
     def encode(steps: Sequence[Step]) -> bytes:
-        """A batch as it is appended to the file."""
-        return frame(_encoder.encode(steps))
+        """A batch as it is appended to the file: as many frames as it needs."""
+        body = _encoder.encode(steps)
+        if len(body) <= MAX_FRAME:
+            return frame(body)
+        if len(steps) == 1:
+            raise SnapshotError("A path is too long to be restored.", code=Code.INVALID_PATH, paths=[steps[0].path])
+        half = len(steps) // 2
+        return Journal.encode(steps[:half]) + Journal.encode(steps[half:])
 
     def removals(self) -> Iterator[tuple[int, bytes]]:
         """Number and path of what is taken out and is no folder, in order."""
@@ -90,22 +120,21 @@ class Journal:
     def _read(self, offset: int) -> tuple[list[Step], int]:
         whole = unframe(self._fd, offset)
         if whole is None:
-            raise _damaged("its bytes are not what was written")
+            raise damaged("its journal is not what was written")
         try:
             steps = _decoder.decode(whole[0])
             for step in steps:
-                validate_path(step.path)
-                if isinstance(step, PlaceStep):
-                    validate_path(step.staged)
+                check_step(step)
         except (msgspec.DecodeError, SnapshotError) as error:
-            raise _damaged(str(error)) from error
+            raise damaged(f"its journal is not valid: {error}") from error
         return steps, whole[1]
 
 
-def _damaged(why: str) -> SnapshotError:
+def damaged(why: str) -> SnapshotError:
+    """The error for a sealed stage that cannot be used."""
     return SnapshotError(
-        f"The journal of an interrupted restore in .snapcore-stage cannot be read: {why}.",
+        f"The interrupted restore in .snapcore-stage cannot be finished: {why}.",
         code=Code.RESTORE_BLOCKED,
-        paths=[b".snapcore-stage/journal"],
+        paths=[STAGE_NAME],
         hint="The workspace may be half restored. Remove the folder .snapcore-stage from it, then restore again.",
     )

@@ -7,6 +7,7 @@ written).
 
 import asyncio
 import secrets
+import stat
 import time
 from typing import Final
 
@@ -17,6 +18,7 @@ from snapcore.model import Holder
 
 from .folders import STAGE_NAME
 from .handle_files import HandleFiles
+from .journal import damaged
 from .stage_lock import busy
 
 __all__ = ["Owner", "PerFileLock", "check_dead", "read_owner"]
@@ -24,6 +26,7 @@ __all__ = ["Owner", "PerFileLock", "check_dead", "read_owner"]
 BEAT_SECONDS: Final = 60.0
 DEAD_NS: Final = 600 * 1_000_000_000
 OWNER_SECONDS: Final = 5.0  # a live maker writes its owner file right after it made the stage
+MAX_OWNER_BYTES: Final = 64 << 10
 
 _OWNER: Final = STAGE_NAME + b"/owner"
 
@@ -59,10 +62,19 @@ async def check_dead(files: HandleFiles) -> None:
 
 
 async def read_owner(files: HandleFiles) -> Owner | None:
+    """Who holds the stage, None when that cannot be told."""
+    await _check_owner_file(files)
     try:
         return msgspec.json.decode(await files.read_whole(_OWNER), type=Owner)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+async def _check_owner_file(files: HandleFiles) -> None:
+    """Refuse what a planted stage may hold in its place, before it is read or written through."""
+    st = await files.lstat_or_none(_OWNER)
+    if st is not None and (not stat.S_ISREG(st.st_mode) or st.st_size > MAX_OWNER_BYTES):
+        raise damaged("its owner file is none")
 
 
 class PerFileLock:
@@ -109,5 +121,6 @@ class PerFileLock:
         await files.remove(STAGE_NAME)
 
     async def _write(self) -> None:
+        await _check_owner_file(self._files)
         await self._files.write(_OWNER, msgspec.json.encode(self._owner))
         self._beaten = time.monotonic()

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import IO, Final, Literal
 
 from snapcore.errors import Code, SnapshotError
-from snapcore.model import validate_path
 from snapcore.protocols import (
     PlaceStep,
     StageFile,
@@ -26,7 +25,7 @@ from snapcore.protocols import (
 
 from .folders import STAGE_NAME
 from .handle_files import HandleFiles
-from .journal import Journal
+from .journal import Journal, check_step, damaged
 from .perfile_lock import PerFileLock, check_dead, read_owner
 from .perfile_swap import NEW, TRASH, PerFileSwap, copy_file
 from .stage_lock import busy, provider_error
@@ -74,9 +73,12 @@ async def recover(files: HandleFiles) -> Literal["", "swept", "finished"]:
         )
     await check_dead(files)
     lock = await PerFileLock.take(files)
-    if await files.lstat_or_none(_JOURNAL) is None:
+    sealed = await files.lstat_or_none(_JOURNAL)
+    if sealed is None:
         await lock.dismantle()
         return "swept"
+    if not stat.S_ISREG(sealed.st_mode):
+        raise damaged("its journal is no regular file")
     with tempfile.TemporaryFile() as spool:
         async for piece in files.read(_JOURNAL):
             await in_thread(spool.write, piece)
@@ -104,7 +106,7 @@ class PerFileStage:
     def __init__(self, files: HandleFiles, lock: PerFileLock) -> None:
         self._files = files
         self._lock = lock
-        self._state: Literal["open", "sealed", "done"] = "open"
+        self._state: Literal["open", "sealed", "swapping", "done"] = "open"
         self._mutex = asyncio.Lock()
         self._spools: dict[bytes, IO[bytes]] = {}  # files that come in pieces, gathered on this host
         self._impossible: dict[bytes, str] = {}  # staged names that were not made
@@ -130,11 +132,9 @@ class PerFileStage:
             self._expect("open")
             kept: list[Step] = []
             for step in steps:
-                validate_path(step.path)
-                if isinstance(step, PlaceStep):
-                    validate_path(step.staged)
-                    if not self._can_place(step):
-                        continue
+                check_step(step)
+                if isinstance(step, PlaceStep) and not self._can_place(step):
+                    continue
                 kept.append(step)
             await in_thread(self._journal.write, Journal.encode(kept))
 
@@ -147,7 +147,7 @@ class PerFileStage:
         return await uncancelled(self._swap())
 
     async def abort(self) -> None:
-        """See `Stage.abort`. After `seal` it only lets go: the swap is then finished by `recover`."""
+        """See `Stage.abort`. After a swap that was cut short it only lets go: `recover` then finishes it."""
         await uncancelled(self._abort())
 
     async def _write(self, writes: Sequence[StageWrite]) -> None:
@@ -232,12 +232,13 @@ class PerFileStage:
         async with self._mutex:
             self._expect("sealed")
             await self._lock.check()
+            self._state = "swapping"
             self._journal.flush()
             try:
                 journal = await in_thread(Journal, self._journal.fileno())
                 undone = await PerFileSwap(self._files, self._lock, journal, again=False).run()
-                self._state = "done"
                 await self._lock.dismantle()
+                self._state = "done"
             except OSError as error:
                 raise provider_error(error, "The restore was cut short; the next one finishes it") from error
             finally:
@@ -249,9 +250,11 @@ class PerFileStage:
             state, self._state = self._state, "done"
             self._close()
             try:
-                if state == "open":
-                    await self._lock.dismantle()
-                elif state == "sealed":
+                if state == "sealed":
+                    await self._lock.check()
+                if state in ("open", "sealed"):
+                    await self._lock.dismantle()  # the journal goes first: nobody finishes it
+                elif state == "swapping":
                     await self._lock.release()
             except OSError as error:
                 raise provider_error(error, "The stage cannot be removed; the next restore sweeps it") from error

@@ -89,6 +89,7 @@ class PerFileSwap:
 
     async def _remove(self, number: int, path: bytes) -> None:
         trashed = TRASH + b"%d" % number
+        await self._parent(trashed)
         if self._again and await self._files.lstat_or_none(trashed) is not None:
             return  # what is at the path now came later
         try:
@@ -121,6 +122,10 @@ class PerFileSwap:
 
     async def _place(self, step: PlaceStep) -> None:
         files, staged = self._files, NEW + step.staged
+        try:
+            await self._parent(staged)  # a planted stage may hold links
+        except FileNotFoundError:
+            return
         st = await files.lstat_or_none(staged)
         if st is None:
             return

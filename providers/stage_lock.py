@@ -23,17 +23,16 @@ import msgspec
 
 from snapcore.errors import Code, ProviderError, SnapshotError, printable
 from snapcore.hosts import current_holder, is_gone
-from snapcore.model import Holder
+from snapcore.model import Holder, validate_path
 
-from .folders import FOLDER_FLAGS, STAGE_NAME, FolderCache, remove_tree
+from .folders import FOLDER_FLAGS, STAGE_NAME, FolderCache, is_stage_name, open_regular, remove_tree
 
-__all__ = ["StageLock", "busy", "provider_error"]
+__all__ = ["StageLock", "busy", "mode_to_put_back", "provider_error"]
 
 BEAT_SECONDS: Final = 30.0
 DEAD_SECONDS: Final = 600.0  # without a heartbeat, for an owner on another host
 STRAY_SECONDS: Final = 60.0  # a temporary stage without an owner is younger while it is being made
 
-_FILE_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _TAKEN: Final = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
@@ -136,37 +135,58 @@ class StageLock:
         """Note a folder's mode before it is made writable, so that a crash does not leave it so."""
         from .journal import frame
 
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open("modes", flags, 0o600, dir_fd=self.stage_fd)
+        fd = open_regular("modes", os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.stage_fd)
         try:
             os.write(fd, frame(msgspec.msgpack.encode((path, mode))))
         finally:
             os.close(fd)
 
     def remembered_modes(self) -> dict[bytes, int]:
-        """What was noted, by path; the first mode of each is its own."""
+        """What was noted, by path; the first mode of each is its own. Nothing from another user's stage, and nothing from the
+        first note on that is not whole or not such as `remember_mode` writes."""
         from .journal import unframe
 
         modes: dict[bytes, int] = {}
-        try:
-            fd = os.open("modes", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.stage_fd)
-        except FileNotFoundError:
+        if os.fstat(self.stage_fd).st_uid != os.geteuid():
             return modes
+        try:
+            fd = open_regular("modes", os.O_RDONLY, self.stage_fd)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP):
+                return modes
+            raise
         try:
             offset = 0
             while (whole := unframe(fd, offset)) is not None:
                 body, offset = whole
                 path, mode = msgspec.msgpack.decode(body, type=tuple[bytes, int])
+                validate_path(path)
+                if not 0 <= mode <= 0o7777:
+                    break
                 modes.setdefault(path, mode)
+        except (msgspec.DecodeError, SnapshotError):
+            return modes
         finally:
             os.close(fd)
         return modes
 
+    def put_root_mode_back(self) -> None:
+        """Give the root its own mode again, when it was made writable to hold the stage."""
+        noted = self.remembered_modes().get(b"")
+        if noted is None:
+            return
+        mode = mode_to_put_back(os.fstat(self.root_fd).st_mode, noted)
+        if mode is not None:
+            os.fchmod(self.root_fd, mode)
+
     def dismantle(self) -> None:
         """Remove the stage, the journal first and the owner last, and let go. The root keeps its mode and mtime."""
-        for name in ("modes", "journal", "journal.part"):
-            with contextlib.suppress(FileNotFoundError):
+        for name in ("journal", "modes", "journal.part"):
+            try:
                 os.unlink(name, dir_fd=self.stage_fd)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.EISDIR, errno.EPERM):
+                    raise
         with FolderCache(os.dup(self.stage_fd)) as folders:
             for entry in os.listdir(self.stage_fd):
                 if entry == "owner":
@@ -195,6 +215,12 @@ class StageLock:
         self._owner_fd = self.stage_fd = self.root_fd = -1
 
 
+def mode_to_put_back(now: int, before: int) -> int | None:
+    """The mode of a folder that was made writable for its owner, None when `now` is not what that leaves of `before`. It
+    never gives a right that the folder does not give already, whatever a planted stage says."""
+    return before & (0o777 | now) if now & 0o777 == (before & 0o777) | 0o700 else None
+
+
 def _put_time_back(root_fd: int, before: os.stat_result) -> None:
     with contextlib.suppress(PermissionError):  # the root is another user's
         os.utime(root_fd, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -207,18 +233,17 @@ def _kernel(holder: Holder) -> str:
 
 def _take(root_fd: int, name: bytes, exclusive: int) -> StageLock | None:
     """Open the stage folder `name` and lock its owner file, which is made when it is not there. None when it is locked."""
-    stage_fd = os.open(name, FOLDER_FLAGS, dir_fd=root_fd)
-    try:
-        owner_fd = os.open("owner", _FILE_FLAGS | os.O_CREAT | exclusive, 0o600, dir_fd=stage_fd)
-    except OSError:
-        os.close(stage_fd)
-        raise
-    lock = StageLock(os.dup(root_fd), stage_fd, owner_fd)
-    try:
-        fcntl.flock(owner_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.release()
-        return None
+    with contextlib.ExitStack() as opened:
+        stage_fd = os.open(name, FOLDER_FLAGS, dir_fd=root_fd)
+        opened.callback(os.close, stage_fd)
+        owner_fd = open_regular("owner", os.O_RDWR | os.O_CREAT | exclusive, stage_fd)
+        opened.callback(os.close, owner_fd)
+        try:
+            fcntl.flock(owner_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        lock = StageLock(os.dup(root_fd), stage_fd, owner_fd)
+        opened.pop_all()
     return lock
 
 
@@ -232,7 +257,11 @@ def _make_folder(root_fd: int, name: bytes) -> int | None:
         if root.st_uid != os.geteuid() or mode & 0o300 == 0o300:
             raise
         os.fchmod(root_fd, mode | 0o700)
-        os.mkdir(name, 0o700, dir_fd=root_fd)
+        try:
+            os.mkdir(name, 0o700, dir_fd=root_fd)
+        except OSError:
+            os.fchmod(root_fd, mode)
+            raise
         return mode
     return None
 
@@ -252,17 +281,17 @@ def _sweep_strays(root_fd: int) -> None:
     """Remove temporary stages whose makers died before they renamed them."""
     for text in os.listdir(root_fd):
         name = os.fsencode(text)
-        if not name.startswith(STAGE_NAME + b"."):
+        if name == STAGE_NAME or not is_stage_name(name):
             continue
         with contextlib.suppress(OSError):
             if _has_owner(root_fd, name) or time.time() - _mtime(root_fd, name) > STRAY_SECONDS:
                 lock = _take(root_fd, name, 0)
                 if lock is not None:
-                    for path, mode in lock.remembered_modes().items():
-                        if not path:
-                            os.fchmod(root_fd, mode)
-                    _remove(root_fd, name)
-                    lock.release()
+                    try:
+                        lock.put_root_mode_back()
+                        _remove(root_fd, name)
+                    finally:
+                        lock.release()
 
 
 def _has_owner(root_fd: int, name: bytes) -> bool:
@@ -294,7 +323,7 @@ def _holder_at(root_fd: int) -> Holder | None:
     try:
         stage_fd = os.open(STAGE_NAME, FOLDER_FLAGS, dir_fd=root_fd)
         try:
-            fd = os.open("owner", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=stage_fd)
+            fd = open_regular("owner", os.O_RDONLY, stage_fd)
         finally:
             os.close(stage_fd)
     except OSError:

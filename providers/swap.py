@@ -17,7 +17,7 @@ from snapcore.protocols import PlaceStep, SetMetaStep, SwapReport
 
 from .folders import FILE_FLAGS, FOLDER_FLAGS, FolderCache, split
 from .journal import Journal
-from .stage_lock import StageLock
+from .stage_lock import StageLock, mode_to_put_back
 
 __all__ = ["Swap", "Undone"]
 
@@ -96,11 +96,14 @@ class WritableFolders(FolderCache):
         super().__init__(os.dup(lock.root_fd))
         self._lock = lock
         self._modes = modes
+        self._unlocking = True
 
     def enter(self, parent: int, name: bytes, path: bytes) -> int:
         try:
             return super().enter(parent, name, path)
         except PermissionError:
+            if not self._unlocking:
+                raise
             self._unlock(split(path)[0], parent)
             st = os.stat(name, dir_fd=parent, follow_symlinks=False)
             if stat.S_ISDIR(st.st_mode) and self._note(path, st):
@@ -123,13 +126,22 @@ class WritableFolders(FolderCache):
 
     def put_modes_back(self) -> None:
         """Give every folder that was made writable its own mode again, the deepest first."""
+        self._unlocking = False  # what is behind a closed folder was put back before it
         for path in sorted(self._modes, key=path_key, reverse=True):
-            parent, name = split(path)
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                if not path:
-                    os.fchmod(self.fd(b""), self._modes[path])
-                elif stat.S_ISDIR(os.stat(name, dir_fd=self.fd(parent), follow_symlinks=False).st_mode):
-                    set_mode(self.fd(parent), name, self._modes[path])
+            if path:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                    self._put_back(*split(path), self._modes[path])
+            else:
+                mode = mode_to_put_back(os.fstat(self.fd(b"")).st_mode, self._modes[path])
+                if mode is not None:
+                    os.fchmod(self.fd(b""), mode)
+
+    def _put_back(self, parent: bytes, name: bytes, noted: int) -> None:
+        folder = self.fd(parent)
+        st = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        mode = mode_to_put_back(st.st_mode, noted)
+        if mode is not None and stat.S_ISDIR(st.st_mode):
+            set_mode(folder, name, mode)
 
     def _unlock(self, path: bytes, fd: int) -> bool:
         st = os.fstat(fd)

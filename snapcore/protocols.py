@@ -476,7 +476,8 @@ class Stage(Protocol):
     """A restore in the making: contents staged beside the tree, then swapped in under a journal.
 
     States: staged, sealed, swapping, done. Until `seal` returns, the tree is untouched and a crash leaves it so. After it,
-    the swap is completed by this process or by whoever calls `Workspace.recover` next. One stage a workspace at a time.
+    unless it is aborted before `swap`, the swap is completed by this process or by whoever calls `Workspace.recover` next.
+    One stage a workspace at a time.
     """
 
     async def write(self, writes: Sequence[StageWrite]) -> None:
@@ -489,8 +490,9 @@ class Stage(Protocol):
         ...
 
     async def seal(self, *, durable: bool) -> None:
-        """Make the journal durable; with `durable`, everything staged first. From here on the swap will be done. `ProviderError`
-        `WORKSPACE_BUSY` when others hold the tree (`Workspace.hold`) for longer than this waits; nothing is sealed then."""
+        """Make the journal durable; with `durable`, everything staged first. From here on a crash does not stop the swap.
+        `ProviderError` `WORKSPACE_BUSY` when others hold the tree (`Workspace.hold`) for longer than this waits; nothing is
+        sealed then."""
         ...
 
     async def swap(self) -> SwapReport:
@@ -499,8 +501,10 @@ class Stage(Protocol):
         ...
 
     async def abort(self) -> None:
-        """Before `seal`: remove the stage and give up the lock; the tree is as it was. After `swap`: let others swap.
-        Idempotent."""
+        """Before `swap`: remove the stage and give up the lock; the tree is as it was. A seal is taken back durably, before
+        the tree may be held by others, so that nobody finishes the swap: of several stages all can be sealed, and on a
+        failure all aborted. After `swap`: let others swap. After a `swap` that raised: only let go; it is finished as after
+        a crash. Idempotent."""
         ...
 
 

@@ -441,6 +441,22 @@ class WorkspaceTests:
         assert lines == []
         assert await workspace.recover() == ""
 
+    async def test_an_abort_takes_a_seal_back(self, root: Path, workspace: Workspace, tmp_path: Path) -> None:
+        """Else half of a restore of several roots would be finished by whoever comes next."""
+        make_tree(root, files=20)
+        make_tree(tmp_path / "same", files=20)
+        stage = await workspace.open_stage()
+        await stage.write([staged_file(b"0", b"x")])
+        await stage.log([PlaceStep(b"0", b"run.sh"), RemoveStep(b"app.db", False)])
+        await stage.seal(durable=True)
+        await stage.abort()
+        await stage.abort()
+        assert await workspace.recover() == ""
+        assert [line for line in compare_trees(root, tmp_path / "same") if "mtime" not in line] == []
+        async with self.make_workspace(root).hold():
+            pass
+        await (await self.make_workspace(root).open_stage()).abort()
+
     async def test_one_stage_at_a_time(self, root: Path, workspace: Workspace) -> None:
         stage: Stage = await workspace.open_stage()
         try:

@@ -163,7 +163,7 @@ async def test_a_capture_waits_for_a_swap_and_saves_its_result(scene: Scene, mon
 
 
 async def test_a_dry_run_plans_against_the_finished_tree_of_a_dead_restore(scene: Scene) -> None:
-    await (await sealed(scene.work)).abort()
+    (await sealed(scene.work)).drop()
     async with snapcore.open_repository(scene.repo) as repo, DirectWorkspace(scene.work).hold():
         receipt = await repo.restore(scene.work, thread_id=THREAD, dry_run=True)
         assert receipt is not None
@@ -185,7 +185,7 @@ async def test_a_hold_finishes_what_a_dead_restore_left_before_anything_is_read(
     root = tmp_path / "root"
     root.mkdir()
     stage = await sealed(root)
-    await stage.abort()  # lets go, as a death does
+    stage.drop()
     async with DirectWorkspace(root).hold():
         assert os.listdir(root) == ["file"]
 
@@ -202,7 +202,7 @@ async def test_a_restore_that_dies_between_recovery_and_hold_is_finished_too(tmp
             rounds += 1
             outcome = await super().recover()
             if rounds == 1:
-                await (await sealed(root)).abort()
+                (await sealed(root)).drop()
             return outcome
 
     async with LateWorkspace(root).hold():

@@ -1,6 +1,8 @@
 """A local restore that dies at any point: before the seal the tree is as it was, after it the next one finishes."""
 
 import asyncio
+import errno
+import fcntl
 import itertools
 import os
 import subprocess
@@ -25,6 +27,7 @@ from snapcore.protocols import (
     Step,
 )
 from snapcore.providers.direct import DirectWorkspace
+from snapcore.providers.direct_stage import DirectStage
 from snapcore.providers.folders import FOLDER_FLAGS
 from snapcore.providers.stage_lock import StageLock
 from snapcore.testing.trees import compare_trees, make_tree
@@ -159,7 +162,8 @@ async def test_a_stage_that_is_dropped_frees_the_workspace(tmp_path: Path) -> No
     await stage.write([staged_file(b"0", b"x")])
     await stage.log([PlaceStep(b"0", b"file")])
     await stage.seal(durable=False)
-    await stage.abort()
+    assert isinstance(stage, DirectStage)
+    stage.drop()
     assert not (tmp_path / "file").exists()
     assert await workspace.recover() == "finished"
     assert (tmp_path / "file").read_text() == "x"
@@ -192,7 +196,8 @@ async def test_a_damaged_sealed_journal_is_never_swept(tmp_path: Path) -> None:
     await stage.write([staged_file(b"0", b"x")])
     await stage.log([PlaceStep(b"0", b"file")])
     await stage.seal(durable=False)
-    await stage.abort()
+    assert isinstance(stage, DirectStage)
+    stage.drop()
     journal = tmp_path / ".snapcore-stage" / "journal"
     whole = journal.read_bytes()
     for damaged in (whole[:-1], whole[:20], whole[:-1] + b"f", whole[:45] + b"\xff" + whole[46:]):
@@ -244,10 +249,10 @@ def test_a_stage_is_never_made_over_another(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_died_while_it_was_made_is_swept(tmp_path: Path) -> None:
-    half_made = tmp_path / ".snapcore-stage.0123"
+    half_made = tmp_path / ".snapcore-stage.0123456789abcdef"
     half_made.mkdir()
     (half_made / "owner").touch()
-    young = tmp_path / ".snapcore-stage.4567"
+    young = tmp_path / ".snapcore-stage.00000000ffffffff"
     young.mkdir()
     assert asyncio.run(DirectWorkspace(tmp_path).recover()) == ""
     assert os.listdir(tmp_path) == [young.name]  # its maker may be about to write the owner file
@@ -293,6 +298,77 @@ def test_of_many_openers_one_wins(tmp_path: Path) -> None:
         child.communicate("end\n", timeout=30)
     assert sorted(answers) == ["WORKSPACE_BUSY"] * 5 + ["won"]
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("refused", [b"journal.part", b"new", b"owner", b".snapcore-stage"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+async def test_a_stage_that_could_not_be_made_leaves_nothing_held(
+    tmp_path: Path, refused: bytes, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = DirectWorkspace(tmp_path)
+    await (await workspace.open_stage()).abort()
+    before = len(os.listdir("/proc/self/fd"))
+    plain_open = os.open
+
+    def refusing(path: Any, *args: Any, **kwargs: Any) -> int:
+        if os.fsencode(path) == refused or (refused == b".snapcore-stage" and os.fsencode(path).startswith(refused)):
+            raise OSError(number, "refused", path)
+        return plain_open(path, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refusing)
+        with pytest.raises((ProviderError, SnapshotError)) as caught:
+            await workspace.open_stage()
+    del caught
+    assert len(os.listdir("/proc/self/fd")) == before
+    await (await workspace.open_stage()).abort()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_file_system_without_locks_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = DirectWorkspace(tmp_path)
+    await workspace.recover()
+    before = len(os.listdir("/proc/self/fd"))
+
+    def refusing(fd: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", refusing)
+        with pytest.raises(ProviderError):
+            await workspace.open_stage()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_seal_that_is_taken_back_is_never_finished_whenever_the_process_dies(tmp_path: Path) -> None:
+    async def seal_and_abort(root: Path, at: int) -> None:
+        stage = await DirectWorkspace(root).open_stage()
+        await stage.write([staged_file(b"0", b"x")])
+        await stage.log([PlaceStep(b"0", b"file")])
+        await stage.seal(durable=False)
+        die_at(at)
+        await stage.abort()
+
+    outcomes = []
+    for at in range(100):
+        root = tmp_path / f"t{at}"
+        root.mkdir()
+        pid = os.fork()
+        if not pid:
+            try:
+                asyncio.new_event_loop().run_until_complete(seal_and_abort(root, at))
+                os._exit(0)
+            finally:
+                os._exit(77)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        outcomes.append(asyncio.run(DirectWorkspace(root).recover()))
+        assert (root / "file").exists() == (outcomes[-1] == "finished")
+        if code == 0:
+            break
+        assert code == 9
+    assert [outcome for outcome, _ in itertools.groupby(outcomes)] == ["finished", "swept", ""]
+    assert outcomes.count("finished") == 1  # only before the first thing that an abort does
 
 
 async def test_a_full_disk_is_a_typed_error_and_leaves_the_tree(small_disk: Path) -> None:

@@ -24,6 +24,7 @@ from snapcore.protocols import (
     Workspace,
 )
 from snapcore.providers.direct import DirectWorkspace
+from snapcore.providers.direct_stage import DirectStage
 from snapcore.providers.perfile import PerFileWorkspace
 from snapcore.testing.trees import compare_trees, make_tree
 from snapcore.testing.workspace_suite import WorkspaceTests, restore, scan_all, staged_file
@@ -250,7 +251,8 @@ async def test_a_handle_can_finish_what_a_local_restore_left(tmp_path: Path) -> 
     with pytest.raises(ProviderError) as caught:
         await workspace.recover()
     assert caught.value.code == Code.WORKSPACE_BUSY
-    await stage.abort()
+    assert isinstance(stage, DirectStage)
+    stage.drop()
     long_ago = 1_000_000_000
     os.utime(tmp_path / ".snapcore-stage" / "owner", (long_ago, long_ago))
     assert await workspace.recover() == "finished"
@@ -258,15 +260,22 @@ async def test_a_handle_can_finish_what_a_local_restore_left(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["file"]
 
 
-async def test_a_sealed_stage_that_was_let_go_is_finished(tmp_path: Path) -> None:
-    workspace = PerFileWorkspace(PlainHandle(), str(tmp_path))
-    stage = await workspace.open_stage()
+async def test_a_swap_that_was_cut_short_is_finished_once_it_was_let_go(tmp_path: Path) -> None:
+    class CutShort(PlainHandle):
+        def rename(self, old: str, new: str) -> None:
+            if old.endswith("/0"):
+                raise Dying.Died
+            super().rename(old, new)
+
+    stage = await PerFileWorkspace(CutShort(), str(tmp_path)).open_stage()
     await stage.write([staged_file(b"0", b"x")])
     await stage.log([PlaceStep(b"0", b"file")])
     await stage.seal(durable=True)
+    with pytest.raises(Dying.Died):
+        await stage.swap()
     await stage.abort()
     assert not (tmp_path / "file").exists()
-    assert await workspace.recover() == "finished"
+    assert await PerFileWorkspace(PlainHandle(), str(tmp_path)).recover() == "finished"
     assert (tmp_path / "file").read_text() == "x"
 
 

@@ -1,18 +1,20 @@
 """Restores that would lose something are refused, and the workspace stays as it was."""
 
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import snapcore
 from snapcore.errors import Code, SnapshotError
-from snapcore.model import Note
+from snapcore.model import Entry, FileStat, Kind, Note
 from snapcore.protocols import ScanSelection
 from snapcore.providers.direct import DirectWorkspace
 from snapcore.redaction_hooks import RedactionPattern
 from snapcore.repository import Repository
+from snapcore.restoreplan import link_target
 from snapcore.selection import FilePolicy
 
 Make = Callable[..., Path]
@@ -38,7 +40,9 @@ async def test_a_workspace_that_holds_its_repository_is_neither_captured_nor_res
         async with snapcore.open_repository(place / "repo") as repo:
             await repo.capture(make({"a": "1"}, base=tmp_path / "other"), thread_id="t")
             before = {path for path in work.rglob("*") if not path.name.startswith("snapcore.db-")}
-            for act, options in ((repo.capture, {}), (repo.restore, {}), (repo.restore, {"dry_run": True})):
+            attempts: list[tuple[Callable[..., Awaitable[object]], dict[str, Any]]]
+            attempts = [(repo.capture, {}), (repo.restore, {}), (repo.restore, {"dry_run": True})]
+            for act, options in attempts:
                 with pytest.raises(SnapshotError, match="elsewhere") as caught:
                     await act(work, thread_id="t", **options)
                 assert caught.value.code == Code.INVALID_WORKSPACE
@@ -90,7 +94,8 @@ def test_an_unreadable_folder_blocks_a_restore(as_user: Callable[[Callable[[Path
         (work / "sub" / "file").write_text("2")
         (work / "top").write_text("2")
         (work / "sub").chmod(0)
-        for options in ({}, {"dry_run": True}, {"paths": [b"sub/file"]}):
+        cases: list[dict[str, Any]] = [{}, {"dry_run": True}, {"paths": [b"sub/file"]}]
+        for options in cases:
             with pytest.raises(SnapshotError, match="readable") as caught:
                 repo.restore(work, thread_id="t", **options)
             assert (caught.value.code, caught.value.paths) == (Code.RESTORE_BLOCKED, (b"sub",))
@@ -129,10 +134,13 @@ def test_an_unreadable_folder_that_the_capture_left_out_is_left_alone(as_user: C
 class Mounted(DirectWorkspace):
     """A folder in which `data` is another file system."""
 
-    async def scan(self, selection: ScanSelection, *, cross_mounts: bool = False):  # type: ignore[no-untyped-def]
+    async def scan(self, selection: ScanSelection, *, cross_mounts: bool = False) -> AsyncIterator[Sequence[FileStat]]:
         async for batch in super().scan(selection, cross_mounts=cross_mounts):
+            if cross_mounts:
+                yield batch
+                continue
             shown = [s for s in batch if not s.path.startswith(b"data/")]
-            yield [type(s)(s.path, s.kind, note=Note.MOUNT) if s.path == b"data" else s for s in shown]
+            yield [FileStat(s.path, s.kind, note=Note.MOUNT) if s.path == b"data" else s for s in shown]
 
 
 async def test_a_mount_over_captured_files_blocks_a_restore(memory_repo: Repository, make: Make) -> None:
@@ -145,10 +153,21 @@ async def test_a_mount_over_captured_files_blocks_a_restore(memory_repo: Reposit
             await memory_repo.restore(Mounted(work), thread_id="t", dry_run=dry_run)
         assert (caught.value.code, caught.value.paths) == (Code.RESTORE_BLOCKED, (b"data",))
     assert contents(work) == before
-    for options in ({"paths": ["a"]}, {"policy": FilePolicy.patterns(exclude=["/data"])}):
+    cases: list[dict[str, Any]] = [{"paths": ["a"]}, {"policy": FilePolicy.patterns(exclude=["/data"])}]
+    for options in cases:
         make({"a": "2"})
         await memory_repo.restore(Mounted(work), thread_id="t", **options)
         assert ((work / "a").read_text(), (work / "data" / "file").read_text()) == ("1", "2")
+
+
+async def test_what_was_captured_across_a_mount_is_restored_across_it(memory_repo: Repository, make: Make) -> None:
+    work = make({"a": "1", "data/file": "1"})
+    await memory_repo.capture(Mounted(work), thread_id="t", policy=FilePolicy(cross_mounts=True))
+    make({"a": "2", "data/file": "2", "data/added": "2"})
+    receipt = await memory_repo.restore(Mounted(work), thread_id="t")
+    assert receipt is not None
+    assert receipt.kept == ()
+    assert ((work / "data" / "file").read_text(), (work / "data" / "added").exists()) == ("1", False)
 
 
 async def test_a_folder_that_has_become_an_environment_blocks_a_restore(memory_repo: Repository, make: Make) -> None:
@@ -198,10 +217,15 @@ async def test_a_safety_checkpoint_stores_no_secret_that_the_checkpoint_does_not
 ) -> None:
     work = make({"a": "token: s3cr3t-value", "b": "key=abc-000123"})
     patterns = [RedactionPattern("key", r"abc-[0-9]{6}")]
-    given = {"secrets": {"token": "s3cr3t-value", "pin": "1234"}, "patterns": patterns, "allow_short_secrets": True}
+    given: dict[str, Any] = {
+        "secrets": {"token": "s3cr3t-value", "pin": "1234"},
+        "patterns": patterns,
+        "allow_short_secrets": True,
+    }
     await memory_repo.capture(work, thread_id="t", **given)
     make({"a": "token: s3cr3t-value, changed", "pin": "1234"})
-    for options in ({}, {"secrets": {"token": "s3cr3t-value"}}, {**given, "patterns": []}):
+    others: list[dict[str, Any]] = [{}, {"secrets": {"token": "s3cr3t-value"}}, {**given, "patterns": []}]
+    for options in others:
         with pytest.raises(SnapshotError, match="same secrets") as caught:
             await memory_repo.restore(work, thread_id="t", safety_checkpoint=True, **{"allow_short_secrets": True, **options})
         assert caught.value.code == Code.INVALID_REQUEST
@@ -219,7 +243,7 @@ async def test_a_safety_checkpoint_stores_no_secret_that_the_checkpoint_does_not
 
 async def test_a_short_secret_can_be_put_back(memory_repo: Repository, make: Make) -> None:
     work = make({"pin": "1234"})
-    given = {"secrets": {"pin": "1234"}, "allow_short_secrets": True}
+    given: dict[str, Any] = {"secrets": {"pin": "1234"}, "allow_short_secrets": True}
     await memory_repo.capture(work, thread_id="t", **given)
     (work / "pin").unlink()
     await memory_repo.restore(work, thread_id="t", reinject=True, **given)
@@ -238,6 +262,17 @@ async def test_a_safety_checkpoint_leaves_out_what_cannot_be_kept(memory_repo: R
     assert saved is not None
     assert await memory_repo.read_file(saved, b"a") == b"2"
     assert [s.path for s in saved.roots[0].skipped] == [b"fifo"]
+
+
+# ---- links into the root
+
+
+@pytest.mark.parametrize(
+    ("root", "inside", "target"),
+    [(b"/", b"w/d", b"/w/d"), (b"/", b"", b"/"), (b"/work", b"d", b"/work/d"), (b"/work", b"", b"/work")],
+)
+def test_a_link_into_the_root_follows_the_root(root: bytes, inside: bytes, target: bytes) -> None:
+    assert link_target(Entry(b"link", Kind.LINK, target=inside, in_root=True), root) == target
 
 
 # ---- a part of a checkpoint

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import msgspec
 from blake3 import blake3
 
+from .chunking import MAX_RECORD_BYTES
 from .engine import Engine, finish, stop
 from .errors import Code, RecordsMissingError, RepositoryError, SnapcoreError, SnapshotError, printable
 from .ingest import Ingestor
@@ -250,6 +251,8 @@ class _Capture:
             if self._request.skip_unchanged and head is not None and _same_content(head, checkpoint):
                 return await self._unchanged(hold, head, updates)
             record = msgspec.msgpack.encode(checkpoint)
+            if len(record) > MAX_RECORD_BYTES:
+                raise _too_large(checkpoint)
             checkpoint = msgspec.structs.replace(
                 checkpoint, record_id=await self._writer.add_record(record, RecordType.CHECKPOINT)
             )
@@ -371,6 +374,16 @@ class _Capture:
         if updates:
             await self._engine.checkpoints.save_stats([u for u in updates if u.manifest in manifests])
         return CaptureReport(head, created=False, files_read=self._ingestor.files_read, bytes_read=self._ingestor.bytes_read)
+
+
+def _too_large(checkpoint: Checkpoint) -> SnapshotError:
+    skipped = sum(len(root.skipped) for root in checkpoint.roots)
+    return SnapshotError(
+        f"The checkpoint's own record would be larger than {MAX_RECORD_BYTES} bytes: it lists {skipped} skipped paths,"
+        f" {len(checkpoint.warnings)} warnings, and what was redacted in {len(checkpoint.artifacts)} artifacts.",
+        code=Code.LIMIT_EXCEEDED,
+        hint="Exclude the skipped paths by patterns: what is excluded is not listed.",
+    )
 
 
 def _same_content(head: Checkpoint, new: Checkpoint) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 from .chunking import ChunkerParams, cut_stream_piece, decode_payload, record_id
 from .engine import WORKERS, Engine, stop
 from .errors import Code, SnapshotError, printable
-from .model import Entry, FileStat, Kind, Location, RecordType
+from .model import Entry, FileStat, Kind, Location, RecordType, Redaction
 from .protocols import Buffer, ReadBlock, Stage, StageFile, Workspace
 from .records import PackRange, RecordReader, join_ranges
 from .redaction import Redactor, zeroed
@@ -25,13 +25,14 @@ class FileTask:
     staged: bytes
     entry: Entry
     left: int = 0
+    redactions: Sequence[Redaction] = ()
 
 
 class _Comparison:
     """A live file being cut and hashed beside its entry's chunk ids."""
 
-    def __init__(self, entry: Entry, ids: Sequence[bytes], params: ChunkerParams) -> None:
-        self._entry = entry
+    def __init__(self, redactions: Sequence[Redaction], ids: Sequence[bytes], params: ChunkerParams) -> None:
+        self._redactions = redactions
         self._ids = ids
         self._params = params
         self._rest: Buffer = b""
@@ -42,8 +43,8 @@ class _Comparison:
         """Compare the next piece. Recorded redactions count as equal to what they hide."""
         if not self.same:
             return
-        if self._entry.redactions:
-            data = zeroed(data, offset, self._entry.redactions)
+        if self._redactions:
+            data = zeroed(data, offset, self._redactions)
         if len(self._rest):
             data = b"".join((self._rest, data))
         chunks, rest = cut_stream_piece(data, self._params, last=last)
@@ -64,9 +65,11 @@ async def same_contents(
     the same."""
     lists = [e.chunk_list for _, e in pairs if e.chunk_list]
     expanded = await reader.expand(lists) if lists else {}
-    comparisons = [
-        _Comparison(e, expanded[e.chunk_list] if e.chunk_list else e.chunk_ids(), engine.config.chunker) for _, e in pairs
-    ]
+    comparisons = []
+    for _, e in pairs:
+        redactions = await reader.redactions(e) if _has_many(e) else e.redactions
+        ids = expanded[e.chunk_list] if e.chunk_list else e.chunk_ids()
+        comparisons.append(_Comparison(redactions, ids, engine.config.chunker))
 
     stats = [s for s, _ in pairs]
 
@@ -80,6 +83,11 @@ async def same_contents(
     async for blocks in workspace.read(stats):
         await engine.run(take, blocks)
     return [c.same for c in comparisons]
+
+
+def _has_many(entry: Entry) -> bool:
+    """Whether an entry's redactions are stored apart."""
+    return bool(entry.redaction_chunks or entry.redaction_list)
 
 
 def _steady(scanned: FileStat, after: FileStat | None) -> bool:
@@ -123,6 +131,8 @@ class ContentStager:
         located = await self._reader.locate({i for own in ids for i in own})
         places: dict[bytes, list[tuple[FileTask, int]]] = {}
         for task, own in zip(tasks, ids, strict=True):
+            if self._reinject is not None:
+                task.redactions = await self._reader.redactions(task.entry) if _has_many(task.entry) else task.entry.redactions
             offset = 0
             for i in own:
                 places.setdefault(i, []).append((task, offset))
@@ -169,20 +179,22 @@ class ContentStager:
             start = at.offset - base
             raw = decode_payload(data[start : start + at.stored_size], at.codec, at.raw_size, RecordType.CHUNK, chunk_id)
             for task, offset in places[chunk_id]:
-                content = self._put_back(task.entry, offset, raw)
+                content = self._put_back(task, offset, raw)
                 if task.left == 1:
                     writes.append(self._finished(task, content, 0))
                 else:
                     writes.append(StageFile(task.staged, offset, content, task.entry.size, last=False))
         return writes
 
-    def _put_back(self, entry: Entry, offset: int, raw: bytes) -> Buffer:
-        if not entry.redactions:
-            return raw
+    def _put_back(self, task: FileTask, offset: int, raw: bytes) -> Buffer:
+        entry = task.entry
         if self._reinject is None:
-            self.still_redacted.add(entry.path)
+            if entry.redactions or _has_many(entry):
+                self.still_redacted.add(entry.path)
             return raw
-        content, left = self._reinject.reinject(entry.redactions, offset, raw)
+        if not task.redactions:
+            return raw
+        content, left = self._reinject.reinject(task.redactions, offset, raw)
         if left:
             self.still_redacted.add(entry.path)
         return content

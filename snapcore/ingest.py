@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final
 
+import msgspec
+
 from .chunking import compress_many, cut, cut_stream_piece, record_id
 from .engine import Engine, stop
-from .manifest import CONTENT_IDS_IN_ENTRY, encode_chunk_list
+from .manifest import CONTENT_IDS_IN_ENTRY, REDACTIONS_IN_ENTRY, encode_chunk_list
 from .model import DIGEST_BYTES, ContentRef, FileStat, Kind, RecordType, Redaction
 from .packwriter import NewRecord, PackWriter
 from .protocols import Buffer, ReadBlock, Workspace
@@ -17,16 +19,28 @@ __all__ = ["Ingestor", "PendingFile"]
 
 READ_ATTEMPTS: Final = 4  # the first and three more
 STORE_BYTES: Final = 8 << 20
+_encoder: Final = msgspec.msgpack.Encoder()
 
 
 class PendingFile:
     """A file on its way into the store. `stat` is the scan's, or a later one after a torn read.
 
-    When it is done, `ids`, `chunk_list`, `size` and `redactions` say what was stored; `problem` is a reason why nothing
-    was, `torn` that it kept changing while it was read, `grown` that only its scanned prefix was kept.
+    When it is done, `ids`, `chunk_list`, `size` and `redactions` (or, when these are many, `redaction_ids` or
+    `redaction_list`) say what was stored; `problem` is a reason why nothing was, `torn` that it kept changing while it was read, `grown` that only its scanned prefix was kept.
     """
 
-    __slots__ = ("chunk_list", "grown", "ids", "problem", "redactions", "size", "stat", "torn")
+    __slots__ = (
+        "chunk_list",
+        "grown",
+        "ids",
+        "problem",
+        "redaction_ids",
+        "redaction_list",
+        "redactions",
+        "size",
+        "stat",
+        "torn",
+    )
 
     def __init__(self, stat: FileStat) -> None:
         self.stat = stat
@@ -38,6 +52,8 @@ class PendingFile:
         self.chunk_list = b""
         self.size = 0
         self.redactions: tuple[Redaction, ...] = ()
+        self.redaction_ids = b""
+        self.redaction_list = b""
         self.problem = ""
         self.torn = False
         self.grown = False
@@ -139,6 +155,20 @@ class Ingestor:
         for (f, _), ids in zip(whole, await self._store_many(cuts), strict=True):
             f.chunk_list = await self._chunk_list(ids)
             f.ids = b"" if f.chunk_list else ids
+        await self._store_redactions([f for f, _ in whole if len(f.redactions) > REDACTIONS_IN_ENTRY])
+
+    async def _store_redactions(self, files: Sequence[PendingFile]) -> None:
+        """Move long lists of redactions out of the entries: a page has to stay small whatever the files hold."""
+        if not files:
+            return
+
+        def encoded() -> list[list[memoryview]]:
+            return [cut(_encoder.encode(f.redactions), self._params) for f in files]
+
+        for f, ids in zip(files, await self._store_many(await self._engine.run(encoded)), strict=True):
+            f.redaction_list = await self._chunk_list(ids)
+            f.redaction_ids = b"" if f.redaction_list else ids
+            f.redactions = ()
 
     def _prepare(self, whole: Sequence[tuple[PendingFile, Buffer]]) -> list[list[memoryview]]:
         if not self._redactor.active:
@@ -162,6 +192,8 @@ class Ingestor:
                 f.redactions = tuple(state.stream.redactions)
             f.chunk_list = await self._chunk_list(bytes(state.ids))
             f.ids = b"" if f.chunk_list else bytes(state.ids)
+            if len(f.redactions) > REDACTIONS_IN_ENTRY:
+                await self._store_redactions([f])
             del large[b.index]
 
     def _cut_piece(self, state: _LargeFile, b: ReadBlock) -> list[memoryview]:

@@ -19,6 +19,7 @@ from .model import DIGEST_BYTES, Entry, Kind, RecordType, Totals, path_key, vali
 
 __all__ = [
     "CONTENT_IDS_IN_ENTRY",
+    "REDACTIONS_IN_ENTRY",
     "IndexEntry",
     "Page",
     "PageBuilder",
@@ -38,10 +39,12 @@ PAGE_BITS: Final = 6
 MAX_PAGE_ENTRIES: Final = 256
 MAX_PAGE_BYTES: Final = 64 << 10
 CONTENT_IDS_IN_ENTRY: Final = 64
+REDACTIONS_IN_ENTRY: Final = 64  # so that no page comes near the largest record
 IDS_IN_CHUNK_LIST: Final = 65_536
 MAX_INDEX_LEVELS: Final = 8
 
 _MASK: Final = (1 << PAGE_BITS) - 1
+_PLAIN_FIELDS: Final = Entry.__struct_fields__.index("redaction_chunks")
 _encoder: Final = msgspec.msgpack.Encoder()
 _entries_decoder: Final = msgspec.msgpack.Decoder(list[Entry])
 
@@ -123,7 +126,7 @@ class PageBuilder:
         entries = self._entries
         if not entries:
             return None
-        raw = _encoder.encode(entries)
+        raw = _encoder.encode([_written(e) for e in entries])
         totals = page_totals(entries)
         index = IndexEntry(
             entries[0].path,
@@ -137,6 +140,13 @@ class PageBuilder:
         )
         self._entries, self._content, self._size = [], [], 0
         return Page(index, raw)
+
+
+def _written(entry: Entry) -> Entry | tuple[object, ...]:
+    """An entry as pages hold it: without the last fields when these are empty, which they nearly always are."""
+    if entry.redaction_chunks or entry.redaction_list:
+        return entry
+    return msgspec.structs.astuple(entry)[:_PLAIN_FIELDS]
 
 
 def page_totals(entries: Iterable[Entry]) -> Totals:
@@ -252,7 +262,9 @@ def decode_page(raw: bytes) -> list[Entry]:
         raise _broken("a page is empty")
     for e in entries:
         plain = e.kind in (Kind.FILE, Kind.DIR, Kind.LINK) and 0 <= e.mode <= 0o7777 and e.size >= 0
-        if not plain or len(e.chunks) % DIGEST_BYTES or len(e.chunk_list) not in (0, DIGEST_BYTES):
+        whole = not (len(e.chunks) % DIGEST_BYTES or len(e.redaction_chunks) % DIGEST_BYTES)
+        lists = len(e.chunk_list) in (0, DIGEST_BYTES) and len(e.redaction_list) in (0, DIGEST_BYTES)
+        if not (plain and whole and lists):
             raise _broken("a page holds an impossible entry")
     return entries
 

@@ -40,6 +40,7 @@ __all__ = [
     "WriterLease",
     "path_key",
     "relabelled",
+    "split_ids",
     "validate_id",
     "validate_path",
     "validate_thread_id",
@@ -93,6 +94,11 @@ class PackState:
     LOST: Final = "lost"
 
 
+def split_ids(ids: bytes) -> list[bytes]:
+    """The record ids of which `ids` is the concatenation."""
+    return [ids[i : i + DIGEST_BYTES] for i in range(0, len(ids), DIGEST_BYTES)]
+
+
 class FileStat(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One path as a scan saw it. `inode` is 0 where it is not stable; `ctime_ns` is 0 where there is none.
 
@@ -130,6 +136,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     than 64 chunks has the id of a chunk-list record in `chunk_list` instead. `hardlink` is the path of the first member
     of the hard-link group (in path order), empty for that member and for plain files. A link whose target was absolute
     and inside the root has `in_root` and keeps the target relative to the root.
+
+    Up to 64 redactions are in `redactions`. More are kept as content: a MessagePack list, whose chunk ids are in
+    `redaction_chunks`, or listed by the chunk-list record `redaction_list`; `redactions` is empty then.
+    `RecordReader.redactions` reads either.
     """
 
     path: bytes
@@ -146,11 +156,12 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     gid: int = 0
     xattrs: dict[str, bytes] = msgspec.field(default_factory=dict)
     redactions: tuple[Redaction, ...] = ()
+    redaction_chunks: bytes = b""
+    redaction_list: bytes = b""
 
     def chunk_ids(self) -> list[bytes]:
         """The ids in `chunks`, in order."""
-        ids = self.chunks
-        return [ids[i : i + DIGEST_BYTES] for i in range(0, len(ids), DIGEST_BYTES)]
+        return split_ids(self.chunks)
 
 
 class ContentRef(msgspec.Struct, frozen=True, array_like=True):

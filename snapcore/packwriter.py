@@ -7,16 +7,33 @@ from typing import Final
 
 import msgspec
 
-from .chunking import compress_many, record_id
+from .chunking import MAX_RECORD_BYTES, compress_many, record_id
 from .engine import Engine, stop
+from .errors import Code, SnapshotError
 from .idset import IdSet
-from .model import PackWrite, StatUpdate, WriterLease
+from .model import PackWrite, RecordType, StatUpdate, WriterLease
 from .packs import TARGET_PACK_BYTES, PackBuilder, pack_key
 from .protocols import Buffer, Commit
 
 __all__ = ["NewRecord", "PackWriter", "new_pack_id"]
 
 MAX_UPLOADS: Final = 1
+_NAMES: Final = {
+    RecordType.CHUNK: "A chunk of a file",
+    RecordType.CHUNK_LIST: "A list of a file's chunks",
+    RecordType.PAGE: "A page of the manifest",
+    RecordType.INDEX: "A page of the manifest's index",
+    RecordType.CHECKPOINT: "The checkpoint's own record",
+}
+
+
+def _check_size(record_type: int, size: int) -> None:
+    if size > MAX_RECORD_BYTES:
+        raise SnapshotError(
+            f"{_NAMES[record_type]} would take {size} bytes, and no record may be larger than {MAX_RECORD_BYTES}.",
+            code=Code.LIMIT_EXCEEDED,
+            hint="Nothing was committed.",
+        )
 
 
 def new_pack_id() -> str:
@@ -51,6 +68,7 @@ class PackWriter:
         self._claimed = IdSet()
         self._uploads: asyncio.Task[None] | None = None
         self._waiting = asyncio.Semaphore(MAX_UPLOADS)
+        self._flushing = asyncio.Lock()
         self._own: list[str] = []
         self.refs: set[bytes] = set()
         self.bytes_stored = 0
@@ -60,11 +78,6 @@ class PackWriter:
     def lookups(self) -> bool:
         """Whether records may exist already, so that the store must be asked."""
         return self._lookups
-
-    @property
-    def dirty(self) -> bool:
-        """Whether anything was stored or is about to be."""
-        return bool(self._own or self._content.records or self._structure)
 
     def claim(self, ids: Iterable[bytes]) -> list[bytes]:
         """Those of `ids` that this capture has not met yet, once each. Safe to call from worker threads."""
@@ -81,26 +94,34 @@ class PackWriter:
     async def add(self, records: Iterable[NewRecord]) -> None:
         """Store content records. May wait for uploads, so that memory stays bounded."""
         for r in records:
+            _check_size(r.type, r.raw_size)
+            while self._is_full():  # another reader's flush is still waiting for its turn
+                await self._flush_full()
             self._content.add(r.type, r.id, r.raw_size, r.codec, r.payload)
-            if self._content.full:
-                await self._flush_content()
+            if self._is_full():
+                await self._flush_full()
         self._raise_failed()
 
     async def add_structure(self, raws: dict[bytes, bytes], record_type: int) -> None:
-        """Store pages, index records or chunk lists, given as raw contents by id."""
+        """Store pages, index records or chunk lists, given as raw contents by id. Raises `SnapshotError` `LIMIT_EXCEEDED` for
+        one that is larger than a record may be, and which no reader would accept."""
+        for raw in raws.values():
+            _check_size(record_type, len(raw))
         fresh = await self.unknown(self.claim(raws))
         packed = await self._engine.run(compress_many, [raws[i] for i in fresh])
         for i, (codec, payload) in zip(fresh, packed, strict=True):
             self._structure.append(NewRecord(record_type, i, len(raws[i]), codec, payload))
             self._structure_bytes += len(payload)
         if self._structure_bytes >= TARGET_PACK_BYTES:
-            if self._content.records:
-                await self._flush_content()
-            self._take_structure()
-            await self._flush_content()
+            async with self._flushing:
+                while self._structure_bytes >= TARGET_PACK_BYTES:
+                    await self._flush_content()
+                    self._take_structure()
+                    await self._flush_content()
 
     async def add_record(self, raw: bytes, record_type: int) -> bytes:
-        """Store one structure record without asking whether it exists; its id."""
+        """Store one structure record without asking whether it exists; its id. Raises as `add_structure` does."""
+        _check_size(record_type, len(raw))
         rid = record_id(record_type, raw)
         self.claim([rid])
         ((codec, payload),) = await self._engine.run(compress_many, [raw])
@@ -110,9 +131,13 @@ class PackWriter:
 
     async def finish(self, stats: Sequence[StatUpdate] = ()) -> Commit:
         """Put what is left and wait for every upload: what the commit needs."""
-        if len(self._content) + self._structure_bytes > TARGET_PACK_BYTES and self._content.records and self._structure:
-            await self._flush_content()
-        self._take_structure()
+        async with self._flushing:
+            if len(self._content) + self._structure_bytes > TARGET_PACK_BYTES and self._structure:
+                await self._flush_content()
+            self._take_structure()
+            while self._structure:
+                await self._flush_content()
+                self._take_structure()
         if self._uploads is not None:
             await self._uploads
         packs = []
@@ -136,12 +161,30 @@ class PackWriter:
             await stop([self._uploads])
 
     def _take_structure(self) -> None:
+        """Move structure into the pack, as much as it has room for."""
+        taken = 0
         for r in self._structure:
+            if self._content.full:
+                break
             self._content.add(r.type, r.id, r.raw_size, r.codec, r.payload)
-        self._structure, self._structure_bytes = [], 0
+            self._structure_bytes -= len(r.payload)
+            taken += 1
+        del self._structure[:taken]
+
+    def _is_full(self) -> bool:
+        return self._content.full
+
+    async def _flush_full(self) -> None:
+        async with self._flushing:
+            if self._content.full:  # or else another reader has flushed it meanwhile
+                await self._flush_content()
 
     async def _flush_content(self) -> None:
+        """Upload the pack and begin the next. Only under `_flushing`: two that wait here would flush one pack after another,
+        however little is in it by then."""
         self._raise_failed()
+        if not self._content.records:
+            return
         await self._waiting.acquire()
         full, self._content = self._content, PackBuilder(new_pack_id())
         previous = self._uploads

@@ -5,20 +5,33 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from .chunking import decode_payload
 from .engine import Engine, stop
-from .errors import Code, SnapshotError
+from .errors import Code, SnapshotError, printable
 from .manifest import IndexEntry, decode_chunk_list, load_index
-from .model import ContentRef, Entry, Location, RecordType
+from .model import ContentRef, Entry, Location, RecordType, Redaction, split_ids
 from .packs import pack_key
 from .protocols import CheckpointStore
 
-__all__ = ["PackRange", "RecordReader", "join_ranges"]
+__all__ = ["PackRange", "RecordReader", "entry_records", "join_ranges"]
 
 MAX_GAP_BYTES: Final = 64 << 10
 MAX_RANGE_BYTES: Final = 8 << 20
 READS_AT_ONCE: Final = 8
 MAX_CHUNKS_IN_FILE: Final = 1 << 24  # 16 TiB: a few records that repeat one another could list any number
+
+_redactions_decoder: Final = msgspec.msgpack.Decoder(tuple[Redaction, ...])
+
+
+def entry_records(entry: Entry) -> tuple[list[bytes], list[bytes]]:
+    """All records that an entry refers to by itself: ids of chunks, and ids of chunk lists (which refer to more). Those of its
+    redactions are among them. Whoever gathers what a manifest needs has to ask this and not `Entry.chunk_ids`."""
+    chunks = entry.chunk_ids()
+    if entry.redaction_chunks:
+        chunks += split_ids(entry.redaction_chunks)
+    return chunks, [i for i in (entry.chunk_list, entry.redaction_list) if i]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +132,29 @@ class RecordReader:
         """The ids of a file's or content's chunks, in order."""
         if item.chunk_list:
             return (await self.expand([item.chunk_list]))[item.chunk_list]
-        ids = item.chunks
-        return [ids[i : i + 32] for i in range(0, len(ids), 32)]
+        return split_ids(item.chunks)
+
+    async def redactions(self, entry: Entry) -> tuple[Redaction, ...]:
+        """What was taken out of a file, by offset; fetched when its entry does not carry it.
+
+        Raises what `fetch` raises, and `INVALID_BLOB` for a list that cannot be read.
+        """
+        if entry.redaction_list:
+            ids = (await self.expand([entry.redaction_list]))[entry.redaction_list]
+        elif entry.redaction_chunks:
+            ids = split_ids(entry.redaction_chunks)
+        else:
+            return entry.redactions
+        raws = await self.fetch(ids, RecordType.CHUNK)
+        try:
+            return await self._engine.run(_redactions_decoder.decode, b"".join(raws[i] for i in ids))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise SnapshotError(
+                f"The list of what was redacted in {printable(entry.path)} is damaged.",
+                code=Code.INVALID_BLOB,
+                paths=[entry.path],
+                hint="Run 'snapcore verify' to see which checkpoints are hurt.",
+            ) from error
 
     async def expand(self, lists: Sequence[bytes], into: set[bytes] | None = None) -> dict[bytes, list[bytes]]:
         """Chunk ids of each chunk list. `into` receives the ids of all chunk-list records met on the way down.

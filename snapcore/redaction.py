@@ -296,16 +296,20 @@ class Redactor:
 
     # ---- putting back
 
-    def reinject(self, redactions: Sequence[Redaction], data_offset: int, data: Buffer) -> tuple[bytearray, list[Redaction]]:
+    def reinject(self, redactions: Sequence[Redaction], data_offset: int, data: Buffer) -> tuple[Buffer, list[Redaction]]:
         """A block of a redacted file, from `data_offset` of it, with the present values put back, and the records in it that
         stay zero: of another name, of another length in that form, or at odds with the record that they overlap.
 
-        `redactions` are all records of the file; the result does not depend on how the file is cut into blocks.
+        `redactions` are all records of the file; the result does not depend on how the file is cut into blocks. `data` itself
+        when no record is in it.
         """
+        touched = _touched(redactions, data_offset, len(data))
+        if not touched:
+            return data, []
         out = bytearray(data)
         left: list[Redaction] = []
         previous: tuple[int, bytes] | None = None
-        for index in _touched(redactions, data_offset, len(out)):
+        for index in touched:
             record = redactions[index]
             if previous is None and index:
                 before = redactions[index - 1]

@@ -26,7 +26,7 @@ from .model import (
 )
 from .packwriter import PackWriter
 from .protocols import Workspace
-from .records import RecordReader
+from .records import RecordReader, entry_records
 from .selection import FilePolicy
 from .statcache import digest_salt, make_stat_page, page_digest, read_stat_page, stat_root
 from .treefilter import TreeFilter
@@ -270,8 +270,11 @@ class TreeCapture:
 
     async def _refer_to(self, entries: Sequence[Entry]) -> None:
         """The head does not refer to these records, so the commit has to check each that is reused."""
-        lists = [e.chunk_list for e in entries if e.chunk_list]
-        self._writer.refs.update(i for e in entries for i in e.chunk_ids())
+        lists: list[bytes] = []
+        for e in entries:
+            chunks, own_lists = entry_records(e)
+            self._writer.refs.update(chunks)
+            lists += own_lists
         if lists:
             for ids in (await self._reader.expand(lists, self._writer.refs)).values():
                 self._writer.refs.update(ids)
@@ -399,6 +402,8 @@ class TreeCapture:
             uid=s.uid,
             gid=s.gid,
             redactions=pending.redactions,
+            redaction_chunks=pending.redaction_ids,
+            redaction_list=pending.redaction_list,
         )
 
     def _add(self, stat: FileStat, entry: Entry) -> Page | None:
@@ -455,19 +460,7 @@ class TreeCapture:
 
 def _known_entry(s: FileStat, old: Entry) -> Entry:
     """The entry of a file whose content is known from the base."""
-    return Entry(
-        s.path,
-        Kind.FILE,
-        s.mode,
-        old.size,
-        s.mtime_ns,
-        chunks=old.chunks,
-        chunk_list=old.chunk_list,
-        uid=s.uid,
-        gid=s.gid,
-        xattrs=old.xattrs,
-        redactions=old.redactions,
-    )
+    return msgspec.structs.replace(old, mode=s.mode, mtime_ns=s.mtime_ns, hardlink=b"", uid=s.uid, gid=s.gid)
 
 
 def _alike(a: FileStat, b: FileStat) -> bool:

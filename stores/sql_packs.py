@@ -12,7 +12,7 @@ row is made to lead to the commit's own copy, and the other writer's pack gets a
 will find. So no writer trusts a pack that may still be given up, and none has to store a record twice.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Join, Row, delete, func, select, update
@@ -31,6 +31,7 @@ _CHUNKS = schema.chunks
 _PACKS = schema.packs
 _SPARES = schema.spares
 _KEPT: Final = (PackState.LIVE, PackState.CONDEMNED)  # gc will not drop the rows of such a pack in this transaction
+_ROWS_AT_ONCE: Final = 8_192
 _PLACE: Final = (_CHUNKS.c.offset, _CHUNKS.c.stored_size, _CHUNKS.c.raw_size, _CHUNKS.c.codec)
 
 _AnyRow = Row[*tuple[Any, ...]]
@@ -160,12 +161,14 @@ def _join(ids: Collection[bytes]) -> Join:
     return wanted.join(_CHUNKS, _CHUNKS.c.id == wanted.c.id).join(_PACKS, _PACKS.c.number == _CHUNKS.c.pack_number)
 
 
-def _rows_of(tx: Transaction, ids: Collection[bytes]) -> Sequence[_AnyRow]:
-    """Id, pack and the pack's state and owner of those records that have a row."""
-    if not ids:
-        return ()
+def _rows_of(tx: Transaction, ids: Collection[bytes]) -> Iterator[_AnyRow]:
+    """Id, pack and the pack's state and owner of those records that have a row. Some thousands are held at once: a commit may
+    refer to every record of a large tree."""
     statement = select(_CHUNKS.c.id, _CHUNKS.c.pack_number, _PACKS.c.state, _PACKS.c.lease_token)
-    return tx.connection.execute(statement.select_from(_join(ids))).all()
+    ordered = sorted(ids)
+    for start in range(0, len(ordered), _ROWS_AT_ONCE):
+        some = ordered[start : start + _ROWS_AT_ONCE]
+        yield from tx.connection.execute(statement.select_from(_join(some))).all()
 
 
 def _settle_spares(tx: Transaction, own: set[int]) -> set[int]:

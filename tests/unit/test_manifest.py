@@ -219,10 +219,28 @@ def test_the_content_id_depends_on(field: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("uid", 7), ("gid", 7), ("xattrs", {"user.x": b"1"}), ("redactions", (Redaction(0, 1, "TOKEN", "raw"),))],
+    [
+        *(("uid", 7), ("gid", 7), ("xattrs", {"user.x": b"1"}), ("redactions", (Redaction(0, 1, "TOKEN", "raw"),))),
+        *(("redaction_chunks", bytes(64)), ("redaction_list", bytes(32))),
+    ],
 )
 def test_the_content_id_does_not_depend_on(field: str, value: object) -> None:
     assert content([ROOT, msgspec.structs.replace(FILE, **{field: value})]) == content([ROOT, FILE])
+
+
+def test_an_entry_holds_where_its_redactions_are_only_when_they_are_elsewhere() -> None:
+    """Pages of older versions, which did not know of it, are the same pages."""
+    far = msgspec.structs.replace(FILE, redaction_chunks=bytes(64), redaction_list=bytes(range(32)))
+    _, page = pages_of([ROOT, FILE, msgspec.structs.replace(far, path=b"z")])
+    assert [len(fields) for fields in msgspec.msgpack.decode(page.raw)] == [14, 16]
+    assert decode_page(page.raw) == [FILE, msgspec.structs.replace(far, path=b"z")]
+
+
+@pytest.mark.parametrize("fields", [{"redaction_chunks": bytes(33)}, {"redaction_list": bytes(64)}])
+def test_an_impossible_place_of_redactions_is_refused(fields: dict[str, bytes]) -> None:
+    _, page = pages_of([ROOT, msgspec.structs.replace(FILE, **fields)])
+    with pytest.raises(SnapshotError):
+        decode_page(page.raw)
 
 
 def test_times_of_folders_are_no_part_of_the_content_id_but_those_of_links_are() -> None:
@@ -234,7 +252,7 @@ def test_times_of_folders_are_no_part_of_the_content_id_but_those_of_links_are()
 def test_every_field_of_an_entry_is_known_to_count_or_not() -> None:
     assert Entry.__struct_fields__ == (
         *("path", "kind", "mode", "size", "mtime_ns", "chunks", "chunk_list", "target", "in_root", "hardlink"),
-        *("uid", "gid", "xattrs", "redactions"),
+        *("uid", "gid", "xattrs", "redactions", "redaction_chunks", "redaction_list"),
     )
 
 

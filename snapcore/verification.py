@@ -8,10 +8,10 @@ from typing import Final
 from .engine import Engine
 from .errors import Code, SnapshotError
 from .manifest import decode_page, load_index, validate_entries
-from .model import DIGEST_BYTES, Checkpoint, ContentRef, Entry, Location, PackState, Progress, RecordType, RootState
+from .model import Checkpoint, ContentRef, Entry, Location, PackState, Progress, RecordType, RootState, split_ids
 from .packs import pack_key, read_pack, record_content
 from .protocols import PackInfo, ProgressCallback
-from .records import RecordReader
+from .records import RecordReader, entry_records
 
 __all__ = ["Problem", "VerifyReport", "verify"]
 
@@ -205,14 +205,14 @@ class _Verify:
                 problems.add(("manifest-damaged", page_id.hex()))
                 continue
             for e in entries:
-                chunks.update(e.chunk_ids())
-                if e.chunk_list:
-                    lists.add(e.chunk_list)
+                own_chunks, own_lists = entry_records(e)
+                chunks.update(own_chunks)
+                lists.update(own_lists)
         return problems | await self._content(chunks, lists)
 
     async def _extras(self, c: Checkpoint) -> set[Found]:
         refs: list[ContentRef] = [c.conversation, *c.artifacts.values()]
-        chunks = {ref.chunks[i : i + DIGEST_BYTES] for ref in refs for i in range(0, len(ref.chunks), DIGEST_BYTES)}
+        chunks = {i for ref in refs for i in split_ids(ref.chunks)}
         problems = await self._content(chunks, {ref.chunk_list for ref in refs if ref.chunk_list})
         return problems | await self._places([c.record_id])
 

@@ -8,7 +8,7 @@ import pytest
 
 import snapcore
 from snapcore.manifest import decode_page
-from snapcore.model import Checkpoint, Location, RecordType
+from snapcore.model import DIGEST_BYTES, Checkpoint, Location, RecordType
 from snapcore.packs import pack_key
 from snapcore.records import RecordReader
 from snapcore.repository import Repository
@@ -108,3 +108,15 @@ async def test_a_pack_that_is_committed_while_verification_runs_is_no_problem(
         report = await repo.verify()
     assert report.ok, report.problems
     assert (len(told), report.checkpoints, report.packs) == (1, 2, 2)
+
+
+async def test_the_list_of_what_was_redacted_is_looked_for_too(repo: Repository, make: Make, tmp_path: Path) -> None:
+    """A file of many redactions has them in a record of its own."""
+    work = make({"log": "the token is s3cr3t-value today\n" * 3000})
+    checkpoint = await repo.capture(work, thread_id="t", secrets={"token": "s3cr3t-value"})
+    (entry,) = [e async for e in repo.ls(checkpoint, b"log")]
+    chunk = entry.redaction_chunks[:DIGEST_BYTES]
+    assert (await repo.verify()).ok
+    with sqlite3.connect(tmp_path / "repo" / "snapcore.db") as database:
+        assert database.execute("DELETE FROM chunks WHERE id = ?", [chunk]).rowcount == 1
+    assert found(await repo.verify()) == {("record-missing", chunk.hex())}

@@ -46,7 +46,13 @@ async def restore(
     secret_env: SecretEnv = None,
     secret_file: SecretFile = None,
     allow_any_root: AllowAnyRoot = False,
-    safety_checkpoint: Annotated[bool, typer.Option("--safety-checkpoint", help="Capture what is in the folder first.")] = False,
+    safety_checkpoint: Annotated[
+        bool,
+        typer.Option(
+            "--safety-checkpoint",
+            help="Capture what is in the folder first, with the secrets of the checkpoint's capture redacted.",
+        ),
+    ] = False,
 ) -> int:
     """Make a folder what a checkpoint holds: the thread's newest, or the one named."""
     if verify not in ("stat", "content"):

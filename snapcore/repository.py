@@ -210,7 +210,8 @@ class Repository:
         read is left out of it and listed.
 
         Raises `SnapshotError` (`MISSING_CHECKPOINT` for an unknown `checkpoint_id`, `MISSING_BLOB`, `INVALID_BLOB`,
-        `POLICY_REQUIRED`, `EMPTY_RESTORE`, `RESTORE_BLOCKED`, `VERIFY_FAILED`), `ProviderError`, `RepositoryError`.
+        `POLICY_REQUIRED`, `EMPTY_RESTORE`, `RESTORE_BLOCKED`, `INVALID_WORKSPACE`, `INVALID_REQUEST`: nothing was changed;
+        `VERIFY_FAILED` after the change), `ProviderError`, `RepositoryError`.
         """
         validate_thread_id(thread_id)
         checkpoint = await self.get(thread_id, checkpoint_id)

@@ -19,8 +19,10 @@ from snapcore.errors import Code, ProviderError, SnapshotError, printable
 from snapcore.model import Capabilities, FileStat, Kind, Note
 from snapcore.protocols import ReadBlock, SandboxClock, ScanSelection, Stage
 
-from .folders import FILE_FLAGS, FOLDER_FLAGS, STAGE_NAME, FolderCache, split
+from .folders import FILE_FLAGS, FOLDER_FLAGS, FolderCache, is_stage_name, split
 from .links import inside, link_leads_out
+from .mounts import mount_points
+from .stats import KINDS, NOT_REGULAR, describe, problem
 from .threads import in_thread
 from .tree_lock import BUSY_SECONDS, POLL_SECONDS, TreeLock, being_read, sealed_stage
 
@@ -35,20 +37,10 @@ READ_FILES: Final = 1_000
 READ_BYTES: Final = 8 << 20
 READ_BLOCK: Final = 4 << 20
 
-NOT_REGULAR: Final = "not a regular file any more"
-VANISHED: Final = "vanished"
-
 _BY_PATH = operator.attrgetter("path")
 _ENCODING: Final = sys.getfilesystemencoding()
 _ERRORS: Final = sys.getfilesystemencodeerrors()
 _TYPE_BITS: Final = 0o170000
-_KINDS: Final = {
-    stat.S_IFREG: Kind.FILE,
-    stat.S_IFDIR: Kind.DIR,
-    stat.S_IFLNK: Kind.LINK,
-    stat.S_IFIFO: Kind.FIFO,
-    stat.S_IFSOCK: Kind.SOCKET,
-}
 
 
 class DirectWorkspace:
@@ -73,6 +65,11 @@ class DirectWorkspace:
     def sandbox_id(self) -> str:
         """`file://` with the host's name and the resolved path."""
         return f"file://{socket.gethostname()}{urllib.parse.quote(os.fsencode(self._real))}"
+
+    @property
+    def host_path(self) -> str | None:
+        """The resolved path of the folder."""
+        return self._real
 
     @property
     def capabilities(self) -> Capabilities:
@@ -162,26 +159,6 @@ class DirectWorkspace:
             ) from error
 
 
-def describe(path: bytes, st: os.stat_result, target: bytes = b"", note: str = Note.NONE) -> FileStat:
-    """The stat of a path as a `FileStat`. Only files have a size."""
-    kind = _KINDS.get(stat.S_IFMT(st.st_mode), Kind.DEVICE)
-    return FileStat(
-        path,
-        kind,
-        st.st_mode & 0o7777,
-        st.st_size if kind == Kind.FILE else 0,
-        st.st_mtime_ns,
-        st.st_ctime_ns,
-        st.st_ino,
-        st.st_dev,
-        st.st_nlink,
-        st.st_uid,
-        st.st_gid,
-        target,
-        note,
-    )
-
-
 class _Scan:
     """One walk of the tree. Holds the listings of the folders on the way to where it is, and nothing else."""
 
@@ -191,9 +168,12 @@ class _Scan:
         self._marked = selection.marked_folders
         self._cross_mounts = cross_mounts
         self._roots = (root, real)
+        self._mounts: frozenset[bytes] = frozenset()
 
     def batches(self) -> Iterator[list[FileStat]]:
         excludes = self._selection.excludes
+        self._mounts = mount_points(self._roots[1])
+        not_entered = frozenset[bytes]() if self._cross_mounts else self._mounts
         root = os.fstat(self._folders.fd(b""))
         try:
             listed = _list(b"", self._folders.fd(b""), hide_stage=True)
@@ -217,6 +197,8 @@ class _Scan:
                     if entered is not None:
                         stack.append(entered)
                         break
+                elif entry.path in not_entered:
+                    batch.append(msgspec.structs.replace(entry, note=Note.MOUNT))
                 elif kind == Kind.LINK and not entry.note:
                     batch.append(self._link(entry))
                 else:
@@ -233,12 +215,13 @@ class _Scan:
         try:
             fd = self._folders.fd(path)
             st = os.fstat(fd)
-            if st.st_dev != device and not self._cross_mounts:
+            mounted = st.st_dev != device or path in self._mounts
+            if mounted and not self._cross_mounts:
                 return describe(path, st, note=Note.MOUNT), None
             marker = self._marked.get(split(path)[1])
             if marker is not None and _exists(marker, fd):
                 return FileStat(path, Kind.DIR, note=Note.EXCLUDED), None
-            listed = _list(path, fd, hide_stage=st.st_dev != device)
+            listed = _list(path, fd, hide_stage=mounted)
         except (FileNotFoundError, NotADirectoryError):
             return None, None  # or something else by now
         except OSError:
@@ -276,7 +259,7 @@ def _list(path: bytes, fd: int, *, hide_stage: bool) -> list[FileStat]:
     with os.scandir(fd) as entries:
         for entry in entries:
             name = entry.name.encode(_ENCODING, _ERRORS)
-            if hide_stage and name.startswith(STAGE_NAME):
+            if hide_stage and is_stage_name(name):
                 continue
             target = b""
             try:
@@ -285,7 +268,7 @@ def _list(path: bytes, fd: int, *, hide_stage: bool) -> list[FileStat]:
                     continue
                 st = entry.stat(follow_symlinks=False)
                 mode = st.st_mode
-                kind = _KINDS.get(mode & _TYPE_BITS, Kind.DEVICE)
+                kind = KINDS.get(mode & _TYPE_BITS, Kind.DEVICE)
                 if kind == Kind.LINK:
                     target = os.readlink(name, dir_fd=fd)
             except FileNotFoundError:
@@ -348,7 +331,7 @@ class _Reader:
             except OSError as error:
                 self.close()
                 del blocks[_first_of(blocks, index) :]
-                blocks.append(ReadBlock(index, 0, b"", last=True, problem=_problem(error)))
+                blocks.append(ReadBlock(index, 0, b"", last=True, problem=problem(error)))
                 self._finish_file()
         return blocks
 
@@ -362,11 +345,7 @@ class _Reader:
         fd = self._fd
         if fd < 0:
             parent, name = split(file.path)
-            try:
-                folder = self._folders.fd(parent)
-            except NotADirectoryError as error:
-                raise FileNotFoundError(errno.ENOENT, VANISHED) from error
-            fd = os.open(name, FILE_FLAGS, dir_fd=folder)
+            fd = os.open(name, FILE_FLAGS, dir_fd=self._folders.fd(parent))
             self._fd = fd
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(errno.ELOOP, NOT_REGULAR)
@@ -405,13 +384,3 @@ def _first_of(blocks: list[ReadBlock], index: int) -> int:
     while at and blocks[at - 1].index == index:
         at -= 1
     return at
-
-
-def _problem(error: OSError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return VANISHED
-    if isinstance(error, PermissionError):
-        return "unreadable"
-    if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-        return NOT_REGULAR
-    return error.strerror or "cannot be read"

@@ -24,6 +24,7 @@ from snapcore.protocols import (
 
 from .folders import FOLDER_FLAGS, FolderCache, open_regular, split
 from .journal import Journal, check_step, damaged
+from .mounts import is_below_mount, mount_points
 from .stage_lock import StageLock, busy, provider_error
 from .swap import Swap
 from .threads import in_thread
@@ -54,13 +55,13 @@ def open_stage(root: str, busy_seconds: float = BUSY_SECONDS) -> "DirectStage":
             finally:
                 os.close(root_fd)
             if lock is not None:
-                return _begin(lock, busy_seconds)
+                return _begin(lock, mount_points(os.fsencode(root)), busy_seconds)
     except OSError as error:
         raise provider_error(error, f"A restore cannot be staged in {root}") from error
     raise busy(None)
 
 
-def _begin(lock: StageLock, busy_seconds: float) -> "DirectStage":
+def _begin(lock: StageLock, mounts: frozenset[bytes], busy_seconds: float) -> "DirectStage":
     """The stage of a new lock. When it cannot be made whole, the lock is given up and nothing of it stays open."""
     with contextlib.ExitStack() as opened:
         opened.callback(_give_up, lock)
@@ -68,7 +69,7 @@ def _begin(lock: StageLock, busy_seconds: float) -> "DirectStage":
         tree = opened.enter_context(FolderCache(os.dup(lock.root_fd)))
         journal_fd = os.open("journal.part", _APPEND, 0o600, dir_fd=lock.stage_fd)
         opened.pop_all()
-    return DirectStage(lock, new, tree, journal_fd, busy_seconds)
+    return DirectStage(lock, new, tree, journal_fd, mounts, busy_seconds)
 
 
 def _give_up(lock: StageLock) -> None:
@@ -133,7 +134,15 @@ class DirectStage:
     `seal` waits `busy_seconds` for captures of the tree to end, then raises `ProviderError` `WORKSPACE_BUSY`.
     """
 
-    def __init__(self, lock: StageLock, new: FolderCache, tree: FolderCache, journal_fd: int, busy_seconds: float) -> None:
+    def __init__(
+        self,
+        lock: StageLock,
+        new: FolderCache,
+        tree: FolderCache,
+        journal_fd: int,
+        mounts: frozenset[bytes],
+        busy_seconds: float,
+    ) -> None:
         self._lock = lock
         self._busy_seconds = busy_seconds
         self._tree_lock: TreeLock | None = None
@@ -142,8 +151,11 @@ class DirectStage:
         self._new = new
         self._tree = tree
         self._journal_fd = journal_fd
+        self._mounts = mounts
         self._device = os.fstat(lock.root_fd).st_dev
         self._same_device: set[bytes] = set()
+        self._bare: list[bytes] = []  # staged without their extended attributes
+        self._undone: list[tuple[bytes, str]] = []
         self._files: list[bytes] = []  # to be synced one by one, as long as they are few
 
     def __del__(self) -> None:
@@ -227,7 +239,8 @@ class DirectStage:
             if file.last:
                 if file.size >= HOLE or not whole:
                     os.ftruncate(fd, file.size)
-                _finish(fd, file)
+                if not _finish(fd, file):
+                    self._bare.append(file.staged)
                 if len(self._files) <= SYNC_EACH:
                     self._files.append(file.staged)
         finally:
@@ -240,14 +253,23 @@ class DirectStage:
                 check_step(step)
                 if isinstance(step, PlaceStep):
                     self._check_device(step.path)
+                    self._report_bare(step)
             try:
                 _write_all(self._journal_fd, Journal.encode(steps), None)
             except OSError as error:
                 raise provider_error(error, "The journal of the restore cannot be written") from error
 
+    def _report_bare(self, step: PlaceStep) -> None:
+        for staged in self._bare:
+            if staged == step.staged or staged.startswith(step.staged + b"/"):
+                self._undone.append((step.path + staged[len(step.staged) :], "this system sets no extended attributes"))
+
     def _check_device(self, path: bytes) -> None:
-        """Refuse what a rename could not do: a place whose nearest existing folder is on another file system."""
+        """Refuse what a rename could not do: a place at or below a mount point, or whose nearest existing folder is on another
+        file system."""
         parent = split(path)[0]
+        if path in self._mounts or is_below_mount(parent, self._mounts):
+            raise _behind_a_mount()
         if parent in self._same_device:
             return
         here = parent
@@ -258,11 +280,7 @@ class DirectStage:
             except (FileNotFoundError, NotADirectoryError, PermissionError):
                 here = split(here)[0]
         if device != self._device:
-            raise ProviderError(
-                "The restore reaches into another file system that is mounted in the workspace.",
-                code=Code.NOT_CAPABLE,
-                hint="Restore that mount point as a root of its own. The workspace is as it was.",
-            )
+            raise _behind_a_mount()
         self._same_device.add(parent)
 
     def _lock_tree(self) -> bool:
@@ -322,7 +340,7 @@ class DirectStage:
             try:
                 fd = os.open("journal", _READ, dir_fd=self._lock.stage_fd)
                 try:
-                    report = Swap(self._lock, Journal(fd)).run()
+                    report = SwapReport((*self._undone, *Swap(self._lock, Journal(fd)).run().undone))
                 finally:
                     os.close(fd)
                 self._state = "done"
@@ -382,8 +400,17 @@ class DirectStage:
         self._lock.release()
 
 
-def _finish(fd: int, file: StageFile) -> None:
-    """Owner, mode, attributes, time: in this order, since each may clear what comes after it."""
+def _behind_a_mount() -> ProviderError:
+    return ProviderError(
+        "The restore reaches into something that is mounted in the workspace.",
+        code=Code.NOT_CAPABLE,
+        hint="Restore that mount point as a root of its own. The workspace is as it was.",
+    )
+
+
+def _finish(fd: int, file: StageFile) -> bool:
+    """Owner, mode, attributes, time: in this order, since each may clear what comes after it. Attributes only with an owner,
+    as they may give rights too. False when the system cannot set them."""
     mode = file.mode
     if file.owner is not None:
         os.fchown(fd, *file.owner)
@@ -391,9 +418,12 @@ def _finish(fd: int, file: StageFile) -> None:
         mode &= ~_SPECIAL_BITS  # they would give the rights of whoever restores
     if mode != 0o600 or file.owner is not None:
         os.fchmod(fd, mode)
-    for name, value in file.xattrs.items():
+    can = hasattr(os, "setxattr")
+    attributes = file.xattrs if file.owner is not None else {}
+    for name, value in attributes.items() if can else ():
         os.setxattr(fd, name, value)
     os.utime(fd, ns=(file.mtime_ns, file.mtime_ns))
+    return can or not attributes
 
 
 def _write_all(fd: int, data: Buffer, offset: int | None) -> None:

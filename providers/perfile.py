@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import os
 import posixpath
-import secrets
 import stat
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -16,10 +15,11 @@ from snapcore.errors import Code, ProviderError, SnapshotError, printable
 from snapcore.model import Capabilities, FileStat, Kind, Note
 from snapcore.protocols import FileHandle, ReadBlock, SandboxClock, ScanSelection, Stage
 
-from .direct import NOT_REGULAR, VANISHED
-from .folders import STAGE_NAME, split
+from .folders import is_stage_name, split
 from .handle_files import HandleFiles
 from .links import link_leads_out
+from .stats import NOT_REGULAR, describe, problem
+from .threads import together
 
 __all__ = ["PerFileWorkspace"]
 
@@ -29,20 +29,12 @@ SCAN_BATCH: Final = 2_000
 READ_BYTES: Final = 8 << 20
 READ_BLOCK: Final = 4 << 20
 
-_KINDS: Final = {
-    stat.S_IFREG: Kind.FILE,
-    stat.S_IFDIR: Kind.DIR,
-    stat.S_IFLNK: Kind.LINK,
-    stat.S_IFIFO: Kind.FIFO,
-    stat.S_IFSOCK: Kind.SOCKET,
-}
-
 
 class PerFileWorkspace:
     """The files under `root` of a user's own handle (see `FileHandle`), whose methods may be plain or async.
 
-    `sandbox_id` is the handle's own, when it has one; without, it is new for each workspace, so that stats kept for one
-    sandbox are never taken for another's. With `rename` a restore is staged and journaled as on a local disk; without,
+    `sandbox_id` is the handle's own, when it has one; without, it is empty, so that stats kept for one sandbox are never
+    taken for another's. With `rename` a restore is staged and journaled as on a local disk; without,
     `swap` copies staged files into place, so that a reader may see one half written (`atomic_swap` is false).
 
     Limits of such a handle: it is trusted not to follow a link in the last component, except where `lstat` says that
@@ -55,7 +47,7 @@ class PerFileWorkspace:
         if not self._root.startswith("/"):
             raise ProviderError(f"The workspace root {printable(root)!r} is not an absolute path.", code=Code.NOT_CAPABLE)
         self._files = HandleFiles(handle, self._root)
-        self._id = str(getattr(handle, "sandbox_id", "") or f"handle://{secrets.token_hex(16)}")
+        self._id = str(getattr(handle, "sandbox_id", None) or "")
         self._ctime = False
 
     @property
@@ -65,8 +57,13 @@ class PerFileWorkspace:
 
     @property
     def sandbox_id(self) -> str:
-        """The handle's own, or a random one."""
+        """The handle's own, or empty."""
         return self._id
+
+    @property
+    def host_path(self) -> str | None:
+        """None: where the handle's files are is not known."""
+        return None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -116,7 +113,7 @@ class PerFileWorkspace:
             while end < min(len(files), start + SIDE_BY_SIDE) and size + files[end].size <= READ_BYTES:
                 size += files[end].size
                 end += 1
-            parts = await asyncio.gather(*(self._read_all(index, files[index], folders) for index in range(start, end)))
+            parts = await together(self._read_all(index, files[index], folders) for index in range(start, end))
             yield [block for part in parts for block in part]
             start = end
 
@@ -160,7 +157,7 @@ class PerFileWorkspace:
                     offset += len(data)
             after = await self._files.lstat_or_none(file.path)
         except OSError as error:
-            yield ReadBlock(index, 0, b"", last=True, problem=_problem(error))
+            yield ReadBlock(index, 0, b"", last=True, problem=problem(error))
             return
         yield ReadBlock(index, offset, b"", True, describe(file.path, after) if after is not None else None)
 
@@ -194,26 +191,6 @@ class PerFileWorkspace:
             f"The sandbox's files under {printable(self._root)} cannot be used: {error.strerror or error}.",
             code=Code.NOT_CAPABLE if isinstance(error, PermissionError) else Code.SANDBOX_UNAVAILABLE,
         )
-
-
-def describe(path: bytes, st: Any, target: bytes = b"", note: str = Note.NONE) -> FileStat:
-    """What the handle's `lstat` gave as a `FileStat`; what it does not know is 0."""
-    kind = _KINDS.get(stat.S_IFMT(st.st_mode), Kind.DEVICE)
-    return FileStat(
-        path,
-        kind,
-        st.st_mode & 0o7777,
-        st.st_size if kind == Kind.FILE else 0,
-        st.st_mtime_ns,
-        getattr(st, "st_ctime_ns", 0),
-        getattr(st, "st_ino", 0),
-        getattr(st, "st_dev", 0),
-        getattr(st, "st_nlink", 1),
-        getattr(st, "st_uid", 0),
-        getattr(st, "st_gid", 0),
-        target,
-        note,
-    )
 
 
 class _UnknownTargetError(Exception):
@@ -283,11 +260,11 @@ class _Scan:
 
     async def _list(self, path: bytes, *, at_mount: bool) -> list[FileStat]:
         prefix = path + b"/" if path else b""
-        names = [name for name in await self._files.list(path) if not (at_mount and name.startswith(STAGE_NAME))]
+        names = [name for name in await self._files.list(path) if not (at_mount and is_stage_name(name))]
         listed: list[FileStat] = []
         for start in range(0, len(names), SCAN_BATCH):
             part = names[start : start + SCAN_BATCH]
-            found = await asyncio.gather(*(self._stat(prefix + name) for name in part))
+            found = await together(self._stat(prefix + name) for name in part)
             listed += [entry for entry in found if entry is not None]
         return listed
 
@@ -334,13 +311,3 @@ class _Scan:
 
 def _noted(entry: FileStat, note: str, target: bytes = b"") -> FileStat:
     return msgspec.structs.replace(entry, note=note, target=target)
-
-
-def _problem(error: OSError) -> str:
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return VANISHED
-    if isinstance(error, PermissionError):
-        return "unreadable"
-    if isinstance(error, IsADirectoryError):
-        return NOT_REGULAR
-    return error.strerror or "cannot be read"

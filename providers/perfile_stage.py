@@ -29,7 +29,7 @@ from .journal import Journal, check_step, damaged
 from .perfile_lock import PerFileLock, check_dead, read_owner
 from .perfile_swap import NEW, TRASH, PerFileSwap, copy_file
 from .stage_lock import busy, provider_error
-from .threads import in_thread, uncancelled
+from .threads import in_thread, together, uncancelled
 
 __all__ = ["PerFileStage", "open_stage", "recover"]
 
@@ -167,7 +167,7 @@ class PerFileStage:
         await self._write_whole(run)
 
     async def _write_whole(self, run: Sequence[StageFile]) -> None:
-        await asyncio.gather(*(self._write_file(file, bytes(file.data)) for file in run))
+        await together(self._write_file(file, bytes(file.data)) for file in run)
 
     async def _write_file(self, file: StageFile, data: bytes) -> None:
         path = NEW + file.staged

@@ -45,7 +45,6 @@ class Swap:
     def run(self) -> SwapReport:
         """Do every step that can be done."""
         lock = self._lock
-        device = os.fstat(lock.root_fd).st_dev
         modes = lock.remembered_modes()
         with (
             WritableFolders(lock, modes) as tree,
@@ -54,7 +53,7 @@ class Swap:
         ):
             trash_fd = trash.fd(b"")
             for number, path in self._journal.removals():
-                self._step(path, _remove, tree, trash_fd, device, number, path)
+                self._step(path, _remove, tree, trash_fd, number, path)
             for path in self._journal.folder_removals():
                 self._step(path, _remove_folder, tree, path)
             for place in self._journal.placements():
@@ -166,7 +165,7 @@ def _stat(name: bytes, folder: int) -> os.stat_result | None:
         return None
 
 
-def _remove(tree: WritableFolders, trash: int, device: int, number: int, path: bytes) -> None:
+def _remove(tree: WritableFolders, trash: int, number: int, path: bytes) -> None:
     parent, name = split(path)
     trashed = b"%d" % number
     if _stat(trashed, trash) is not None:
@@ -176,10 +175,12 @@ def _remove(tree: WritableFolders, trash: int, device: int, number: int, path: b
         st = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(st.st_mode):
             raise Undone("it is a folder now")
-        if st.st_dev == device:
+        try:
             os.rename(name, trashed, src_dir_fd=folder, dst_dir_fd=trash)
-        else:
-            os.unlink(name, dir_fd=folder)  # the trash is on another file system
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            os.unlink(name, dir_fd=folder)  # the trash is on another file system, or behind another mount
 
     with contextlib.suppress(FileNotFoundError):
         tree.changing(parent, take)

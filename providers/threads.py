@@ -1,10 +1,10 @@
 """Work that is always waited for: in a worker thread, or as a coroutine."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["in_thread", "uncancelled"]
+__all__ = ["in_thread", "together", "uncancelled"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -22,6 +22,20 @@ async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) 
 async def uncancelled(work: Coroutine[Any, Any, T]) -> T:
     """Await `work` to its end even when the caller is cancelled; `CancelledError` then goes on."""
     return await _ended(asyncio.ensure_future(work))
+
+
+async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all of them side by side; their results in order.
+
+    When one raises, the others are waited for before its error goes on; when the caller is cancelled, so are they. Either
+    way nothing is still at work once this is left.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        if not all(task.done() for task in tasks):
+            await _ended(asyncio.gather(*tasks, return_exceptions=True))
 
 
 async def _ended(future: asyncio.Future[T]) -> T:

@@ -405,7 +405,7 @@ class StageFile(msgspec.Struct, frozen=True):
     """Write `data` at `offset` of a staged file of `size` bytes, created when it is not there yet.
 
     Pieces may come in any order and never overlap. `last` is set on the piece that completes the file: its size, mode,
-    mtime and (when not None) owner are then set. All-zero stretches may be left as holes.
+    mtime and (when not None) owner and `xattrs` are then set. All-zero stretches may be left as holes.
     """
 
     staged: bytes
@@ -521,7 +521,12 @@ class Workspace(Protocol):
 
     @property
     def sandbox_id(self) -> str:
-        """A stable name of this sandbox for the stat cache, without credentials."""
+        """A stable name of this sandbox for the stat cache, without credentials. Empty when it has none: no stats are kept."""
+        ...
+
+    @property
+    def host_path(self) -> str | None:
+        """Where the root is in this host's file system, resolved; None when it is not on this host, or not known to be."""
         ...
 
     @property
@@ -537,8 +542,8 @@ class Workspace(Protocol):
         """The tree in walk order (`path_key` order), in batches, starting with the root itself (path `b""`).
 
         Excluded paths, mount points and unreadable folders come once, with their `note`, and are not listed further. The
-        stage's own folder never comes. Entries that vanish meanwhile are passed over. Raises `SnapshotError`
-        `MISSING_WORKSPACE` when there is no root, `INVALID_WORKSPACE` when it is no folder.
+        stage's own folder never comes, nor one in the making. Entries that vanish meanwhile are passed over. Raises
+        `SnapshotError` `MISSING_WORKSPACE` when there is no root, `INVALID_WORKSPACE` when it is no folder.
         """
         ...
 

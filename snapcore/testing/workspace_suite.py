@@ -217,6 +217,22 @@ class WorkspaceTests:
         assert await workspace.recover() == ""
         assert {found.path: found for found in await scan_all(workspace)} == before
 
+    async def test_only_a_stage_itself_is_hidden(self, root: Path, workspace: Workspace) -> None:
+        names = [".snapcore-stage-notes.md", ".snapcore-stage.bak", ".snapcore-stage.0123456789ABCDEF", ".snapcore-stages"]
+        for name in names:
+            (root / name).touch()
+        (root / ".snapcore-stage.0123456789abcdef").mkdir()
+        (root / ".snapcore-stage").mkdir()
+        (root / "sub").mkdir()
+        (root / "sub" / ".snapcore-stage").touch()
+        shown = {os.fsdecode(found.path) for found in await scan_all(workspace)}
+        assert shown == {"", *names, "sub", "sub/.snapcore-stage"}
+
+    async def test_the_place_on_this_host_is_the_real_one_or_not_told(self, root: Path, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to(root)
+        for name in (root, tmp_path / "link", root / "missing"):
+            assert self.make_workspace(name).host_path in (None, os.path.realpath(name))
+
     async def test_a_root_that_is_no_folder_is_refused(self, root: Path) -> None:
         (root / "file").touch()
         for name, code in (("file", Code.INVALID_WORKSPACE), ("missing", Code.MISSING_WORKSPACE)):

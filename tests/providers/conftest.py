@@ -44,6 +44,29 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
+def bound(tmp_path: Path) -> Iterator[Path]:
+    """A workspace with a folder and a file of the same file system mounted in it, at names that the mount table escapes."""
+    if os.geteuid() != 0:
+        pytest.skip("only the superuser may mount a file system")
+    source, root = tmp_path / "source", tmp_path / "work space"
+    (source / "folder").mkdir(parents=True)
+    (source / "folder" / "inner").write_text("inner")
+    (source / "file").write_text("bound")
+    targets = [root / "a \\ b\n\t", root / "bound file"]
+    targets[0].mkdir(parents=True)
+    targets[1].touch()
+    mounted: list[Path] = []
+    try:
+        for name, target in zip(("folder", "file"), targets, strict=True):
+            subprocess.run(["mount", "--bind", source / name, target], check=True)
+            mounted.append(target)
+        yield root
+    finally:
+        for target in mounted:
+            subprocess.run(["umount", "-l", target], check=True)
+
+
+@pytest.fixture
 def as_user() -> Iterator[Callable[[Callable[[Path], None]], Path]]:
     """Runs a function as a user without rights, on a folder of that user, which is returned; what it raises fails the
     test."""

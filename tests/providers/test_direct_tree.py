@@ -190,6 +190,40 @@ async def test_a_mount_is_listed_only_when_asked_for(mounted: Path) -> None:
     assert notes(await scan_all(workspace, cross_mounts=True)) == {b"": "", b"mount": "", b"mount/inner": ""}
 
 
+FOLDER, FILE = b"a \\ b\n\t", b"bound file"
+
+
+async def test_a_mount_of_the_same_file_system_is_one_too(bound: Path) -> None:
+    (bound / "plain").mkdir()
+    (bound / os.fsdecode(FOLDER) / ".snapcore-stage").mkdir()
+    found = {entry.path: entry for entry in await scan_all(DirectWorkspace(bound))}
+    assert notes(list(found.values())) == {b"": "", b"plain": "", FOLDER: Note.MOUNT, FILE: Note.MOUNT}
+    (bound.parent / "link").symlink_to(bound)
+    assert notes(await scan_all(DirectWorkspace(bound.parent / "link"))) == notes(list(found.values()))
+    workspace = DirectWorkspace(bound)
+    crossed = await scan_all(workspace, cross_mounts=True)
+    assert notes(crossed) == dict.fromkeys([b"", b"plain", FOLDER, FOLDER + b"/inner", FILE], "")
+    files = [entry for entry in crossed if entry.kind == Kind.FILE]
+    assert sorted(data for data, _ in await read_all(workspace, files)) == [b"bound", b"inner"]
+
+
+@pytest.mark.parametrize("path", [FOLDER + b"/inner", FOLDER + b"/new/file", FOLDER, FILE])
+async def test_a_placement_at_or_below_any_mount_is_refused_before_the_seal(bound: Path, path: bytes) -> None:
+    stage = await DirectWorkspace(bound).open_stage()
+    await stage.write([staged_file(b"0", b"x")])
+    with pytest.raises(ProviderError) as caught:
+        await stage.log([PlaceStep(b"0", path)])
+    assert caught.value.code == Code.NOT_CAPABLE
+    await stage.log([PlaceStep(b"0", FOLDER + b"-beside")])
+    await stage.abort()
+
+
+async def test_what_is_removed_below_a_mount_of_the_same_file_system_goes(bound: Path) -> None:
+    report = await restore(DirectWorkspace(bound), [], [RemoveStep(FOLDER + b"/inner", False)])
+    assert report.undone == ()
+    assert os.listdir(bound / os.fsdecode(FOLDER)) == []
+
+
 async def test_a_placement_on_another_file_system_is_refused_before_the_seal(mounted: Path) -> None:
     (mounted / "mount" / "inner").write_text("x")
     stage = await DirectWorkspace(mounted).open_stage()
@@ -231,13 +265,33 @@ async def test_setuid_comes_only_with_an_owner(tmp_path: Path) -> None:
     assert (tmp_path / "owned").stat().st_mode & 0o7777 == 0o4755
 
 
-async def test_extended_attributes_are_set(tmp_path: Path) -> None:
-    attributes = {"user.note": b"\0value"}
-    report = await restore(
-        DirectWorkspace(tmp_path), [StageFile(b"0", 0, b"x", 1, True, xattrs=attributes)], [PlaceStep(b"0", b"file")]
-    )
+def with_attributes() -> tuple[list[StageWrite], list[Step]]:
+    """Three files with an attribute, the last one without an owner."""
+    attributes, me = {"user.note": b"\0value"}, (os.geteuid(), os.getegid())
+    writes: list[StageWrite] = [
+        StageFile(b"0", 0, b"x", 1, True, owner=me, xattrs=attributes),
+        StageFolder(b"1"),
+        StageFile(b"1/in", 0, b"x", 1, True, owner=me, xattrs=attributes),
+        StageFile(b"2", 0, b"x", 1, True, xattrs=attributes),
+    ]
+    return writes, [PlaceStep(b"0", b"owned"), PlaceStep(b"1", b"folder"), PlaceStep(b"2", b"plain")]
+
+
+async def test_extended_attributes_come_only_with_an_owner(tmp_path: Path) -> None:
+    report = await restore(DirectWorkspace(tmp_path), *with_attributes())
     assert report.undone == ()
-    assert os.getxattr(tmp_path / "file", "user.note") == b"\0value"
+    assert os.getxattr(tmp_path / "owned", "user.note") == b"\0value"
+    assert os.getxattr(tmp_path / "folder" / "in", "user.note") == b"\0value"
+    assert os.listxattr(tmp_path / "plain") == []
+
+
+async def test_extended_attributes_are_reported_where_the_system_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "setxattr")
+    report = await restore(DirectWorkspace(tmp_path), *with_attributes())
+    assert [path for path, _ in report.undone] == [b"owned", b"folder/in"]
+    assert (tmp_path / "plain").read_text() == (tmp_path / "owned").read_text() == "x"
 
 
 async def test_a_link_keeps_its_own_time(tmp_path: Path) -> None:

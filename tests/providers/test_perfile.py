@@ -1,6 +1,7 @@
 """Users' own handles, from six methods to all, pass the conformance suite and finish a restore that died."""
 
 import asyncio
+import errno
 import itertools
 import os
 import shutil
@@ -336,10 +337,70 @@ async def test_links_whose_target_cannot_be_seen_are_noted(tmp_path: Path) -> No
     assert (entry.kind, entry.note) == (Kind.LINK, Note.UNREADABLE)
 
 
-async def test_stats_of_handles_without_an_id_are_never_shared(tmp_path: Path) -> None:
-    handle = SixHandle()
-    assert PerFileWorkspace(handle, "/x").sandbox_id != PerFileWorkspace(handle, "/x").sandbox_id
+def test_a_handle_without_an_id_has_none() -> None:
+    """So no stats are kept for it, which another sandbox's files could be taken for."""
+    assert PerFileWorkspace(SixHandle(), "/x").sandbox_id == ""
     assert PerFileWorkspace(PlainHandle(), "/x").sandbox_id == "plain://one"
+
+
+class OneAtATimeFails(AsyncHandle):
+    """Of the calls that are made side by side the third fails at once, while the others are still on their way."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.method = method
+        self.started = self.running = 0
+
+    async def meet(self, method: str) -> None:
+        if method != self.method:
+            return
+        self.started += 1
+        if self.started == 3:
+            raise OSError(errno.ENOSPC, "no space left")
+        self.running += 1
+        try:
+            for _ in range(50):
+                await asyncio.sleep(0)
+        finally:
+            self.running -= 1
+
+    async def write(self, path: str, data: bytes) -> None:
+        if "/new/" in path:
+            await self.meet("write")
+        await super().write(path, data)
+
+    async def lstat(self, path: str) -> os.stat_result:
+        if path.endswith(".txt"):
+            await self.meet("lstat")
+        return await super().lstat(path)
+
+
+async def test_a_write_that_fails_leaves_none_of_its_batch_at_work_and_no_stage(tmp_path: Path) -> None:
+    handle = OneAtATimeFails("write")
+    stage = await PerFileWorkspace(handle, str(tmp_path)).open_stage()
+    with pytest.raises(ProviderError) as caught:
+        await stage.write([staged_file(b"%d" % number, b"x") for number in range(12)])
+    assert caught.value.code == Code.SANDBOX_FULL
+    assert (handle.started, handle.running) == (12, 0)
+    await stage.abort()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_scan_that_fails_or_is_cancelled_leaves_nothing_at_work(tmp_path: Path) -> None:
+    for number in range(12):
+        (tmp_path / f"{number}.txt").touch()
+    handle = OneAtATimeFails("lstat")
+    with pytest.raises(ProviderError):
+        await scan_all(PerFileWorkspace(handle, str(tmp_path)))
+    assert (handle.started, handle.running) == (12, 0)
+    handle.started = 3
+    scanning = asyncio.create_task(scan_all(PerFileWorkspace(handle, str(tmp_path))))
+    while not handle.running:
+        await asyncio.sleep(0)
+    scanning.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scanning
+    assert handle.running == 0
 
 
 async def test_an_unreachable_handle_is_a_typed_error(tmp_path: Path) -> None:

@@ -18,10 +18,9 @@ def refuse_own_files(blobs: BlobStore, checkpoints: CheckpointStore, workspaces:
     """Raise `SnapshotError` `INVALID_WORKSPACE` when a folder of blobs or a SQLite file of this host lies in a workspace."""
     own = [os.path.realpath(path) for path in (_blob_folder(blobs.url), _database_file(checkpoints.url)) if path is not None]
     for workspace in workspaces:
-        host_path = getattr(workspace, "host_path", None)
-        if host_path is None:
+        if workspace.host_path is None:
             continue
-        root = os.path.realpath(host_path)
+        root = os.path.realpath(workspace.host_path)
         for path in own:
             if path == root or path.startswith(root.rstrip("/") + "/"):
                 raise SnapshotError(

@@ -5,8 +5,8 @@ import itertools
 import os
 import posixpath
 import secrets as random_ids
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
@@ -15,7 +15,7 @@ import msgspec
 from blake3 import blake3
 
 from .chunking import MAX_RECORD_BYTES
-from .engine import Engine, finish, stop
+from .engine import Engine, finish
 from .errors import Code, RecordsMissingError, RepositoryError, SnapcoreError, SnapshotError, printable
 from .ingest import Ingestor
 from .leases import DEFAULT_TTL, WriterHold
@@ -29,6 +29,7 @@ from .model import (
     Skipped,
     StatUpdate,
     validate_id,
+    validate_text,
     validate_thread_id,
 )
 from .packwriter import PackWriter, new_pack_id
@@ -37,6 +38,7 @@ from .records import RecordReader
 from .redaction import Redactor
 from .selection import FilePolicy
 from .statcache import stat_root
+from .ticking import ticking
 from .treecapture import Base, TreeCapture, TreeResult
 from .treefilter import TreeFilter
 
@@ -54,7 +56,6 @@ __all__ = [
 
 DEFAULT_ROOT: Final = "workspace"
 COMMIT_ATTEMPTS: Final = 3
-TICK_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +122,18 @@ def new_checkpoint_id() -> str:
 def guard_root(path: str) -> None:
     """Refuse `/` and home folders as workspace roots: that is hardly ever meant. Raises `SnapshotError` `INVALID_WORKSPACE`."""
     plain = posixpath.normpath(path)
-    parts = [p for p in plain.split("/") if p]
-    home = os.path.expanduser("~")
-    is_home = parts in (["root"], ["home"], ["Users"]) or (len(parts) == 2 and parts[0] in ("home", "Users"))
-    if not parts or is_home or os.path.realpath(plain) in {os.path.realpath(home), "/"}:
+    real = os.path.realpath(plain)
+    if _is_home(plain) or _is_home(real) or real == os.path.realpath(os.path.expanduser("~")):
         raise SnapshotError(
             f"{printable(path)} is the whole file system or a home folder, not a workspace.",
             code=Code.INVALID_WORKSPACE,
             hint="Name the project's own folder, or pass allow_any_root=True (--allow-any-root) if you mean it.",
         )
+
+
+def _is_home(path: str) -> bool:
+    parts = [p for p in path.split("/") if p]
+    return parts in ([], ["root"], ["home"], ["Users"]) or (len(parts) == 2 and parts[0] in ("home", "Users"))
 
 
 def whole_content_id(roots: Sequence[RootState]) -> bytes:
@@ -174,7 +178,7 @@ class _Capture:
         self._fingerprint = b""
         self._writer: PackWriter
         self._ingestor: Ingestor
-        self._label = request.redactor.scrub_text(request.label) if request.label is not None else None
+        self._label: str | None = None
 
     async def run(self) -> CaptureReport:
         r = self._request
@@ -199,20 +203,24 @@ class _Capture:
             self._writer = PackWriter(self._engine, hold.lease, pack_id, lookups=lookups)
             self._ingestor = Ingestor(self._engine, self._writer, r.redactor)
             try:
-                async with _progress(r.on_progress, self._ingestor):
+                async with ticking(r.on_progress, self._progress):
                     return await self._attempts(hold)
             finally:
                 await self._writer.abandon()
+
+    def _progress(self) -> Progress:
+        return Progress("capture", self._ingestor.files_read, self._ingestor.bytes_read)
 
     def _validate(self) -> None:
         r = self._request
         validate_thread_id(r.thread_id)
         if r.checkpoint_id is not None:
             validate_id(r.checkpoint_id)
+        self._validate_words()
         if not r.roots:
             raise SnapshotError("A capture needs at least one root.", code=Code.INVALID_REQUEST)
         names = [root.name for root in r.roots]
-        if len(set(names)) != len(names) or not all(names):
+        if len(set(names)) != len(names):
             raise SnapshotError("Each root needs a name of its own.", code=Code.INVALID_REQUEST)
         paths = sorted(root.workspace.root.rstrip("/") + "/" for root in r.roots)
         if any(b.startswith(a) for a, b in itertools.pairwise(paths)):
@@ -221,6 +229,27 @@ class _Capture:
         if not r.allow_any_root:
             for root in r.roots:
                 guard_root(root.workspace.root)
+
+    def _validate_words(self) -> None:
+        """What the commit would refuse, before anything is read."""
+        r = self._request
+        optional = {"A label": r.label, "A run id": r.run_id, "An idempotency key": r.idempotency_key}
+        for what, value in optional.items():
+            if value is not None:
+                validate_text(value, what, code=Code.INVALID_ENTRY)
+        if r.label is not None:
+            self._label = r.redactor.scrub_text(r.label)
+            validate_text(self._label, "A label", code=Code.INVALID_ENTRY)
+        if r.step is not None and not (type(r.step) is int and 0 <= r.step < 2**63):
+            raise SnapshotError("A step must be a whole number that is not negative.", code=Code.INVALID_ENTRY)
+        for name, data in r.artifacts.items():
+            validate_text(name, "The name of an artifact", code=Code.INVALID_ENTRY)
+            if r.redactor.scrub_text(name) != name:
+                raise SnapshotError("A secret is part of an artifact's name.", code=Code.SECRET_IN_NAME)
+            if not isinstance(data, bytes | bytearray | memoryview):
+                raise SnapshotError(f"The artifact {printable(name)} is not bytes.", code=Code.INVALID_REQUEST)
+        for root in r.roots:
+            validate_text(root.name, "The name of a root", code=Code.INVALID_ENTRY)
 
     def _refuse_secrets(self) -> None:
         """Ids, roots and patterns are stored as they are, so that none may hold a secret."""
@@ -362,8 +391,6 @@ class _Capture:
         out = {}
         for name, data in sorted(self._request.artifacts.items()):
             redactor = self._request.redactor
-            if redactor.scrub_text(name) != name:
-                raise SnapshotError("A secret is part of an artifact's name.", code=Code.SECRET_IN_NAME)
             ((clean, redactions),) = await self._engine.run(redactor.redact_many, [(name.encode(), data)])
             ref = await self._ingestor.store(clean)
             out[name] = msgspec.structs.replace(ref, redactions=redactions)
@@ -396,22 +423,3 @@ def _same_content(head: Checkpoint, new: Checkpoint) -> bool:
         and head.conversation == new.conversation
         and head.artifacts == new.artifacts
     )
-
-
-@asynccontextmanager
-async def _progress(callback: ProgressCallback | None, ingestor: Ingestor) -> AsyncIterator[None]:
-    if callback is None:
-        yield
-        return
-
-    async def tick() -> None:
-        while True:
-            callback(Progress("capture", ingestor.files_read, ingestor.bytes_read))
-            await asyncio.sleep(TICK_SECONDS)
-
-    ticking = asyncio.create_task(tick())
-    try:
-        yield
-        callback(Progress("capture", ingestor.files_read, ingestor.bytes_read))
-    finally:
-        await stop([ticking])

@@ -26,7 +26,8 @@ class PendingFile:
     """A file on its way into the store. `stat` is the scan's, or a later one after a torn read.
 
     When it is done, `ids`, `chunk_list`, `size` and `redactions` (or, when these are many, `redaction_ids` or
-    `redaction_list`) say what was stored; `problem` is a reason why nothing was, `torn` that it kept changing while it was read, `grown` that only its scanned prefix was kept.
+    `redaction_list`) say what was stored; `problem` is a reason why nothing was, `torn` that it kept changing while it was
+    read, `grown` that only its scanned prefix was kept.
     """
 
     __slots__ = (

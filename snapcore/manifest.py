@@ -290,14 +290,18 @@ def validate_entries(entries: Iterable[Entry], previous: Entry | None, folders: 
                 raise SnapshotError("A manifest lists a path below what is no folder.", code=Code.INVALID_PATH, paths=[e.path])
         if e.hardlink:
             validate_path(e.hardlink)
-        # `..` further on may well lead to a place inside, by way of another link
-        valid = e.target.partition(b"/")[0] != b".." and e.target[:1] != b"/" if e.in_root else bool(e.target)
-        if e.kind == Kind.LINK and (b"\0" in e.target or not valid):
+        if e.kind == Kind.LINK and (b"\0" in e.target or not (_stays_inside(e.target) if e.in_root else e.target)):
             raise SnapshotError("A manifest has a link without a valid target.", code=Code.INVALID_PATH, paths=[e.path])
         if e.kind == Kind.DIR:
             folders.append(e.path)
         previous = e
     return previous
+
+
+def _stays_inside(target: bytes) -> bool:
+    """Whether a target below the root, kept as it was written, does not go up at once. `..` further on may well lead to a
+    place inside, by way of another link."""
+    return next((part for part in target.split(b"/") if part not in (b"", b".")), b"") != b".."
 
 
 def page_for(pages: Sequence[IndexEntry], path: bytes) -> int | None:

@@ -43,6 +43,7 @@ __all__ = [
     "split_ids",
     "validate_id",
     "validate_path",
+    "validate_text",
     "validate_thread_id",
 ]
 
@@ -185,6 +186,7 @@ class PolicyRecord(msgspec.Struct, frozen=True):
     with_git: bool = False
     keep_rebuildable: bool = False
     portable: bool = True
+    cross_mounts: bool = False
 
 
 class Skipped(msgspec.Struct, frozen=True, array_like=True):
@@ -397,26 +399,28 @@ def validate_path(path: bytes) -> None:
         raise SnapshotError(f"The path {path!r} is not a plain relative path.", code=Code.INVALID_PATH, paths=[path])
 
 
-def _validate_text(value: object, what: str) -> None:
+def validate_text(value: object, what: str, *, code: Code = Code.INVALID_ID) -> None:
+    """Refuse what is no text, is empty, over 512 bytes, not valid UTF-8, or holds a control character. `what` begins the
+    message, `code` is the error's."""
     if not isinstance(value, str) or not value:
-        raise SnapshotError(f"{what} must be a non-empty text.", code=Code.INVALID_ID)
+        raise SnapshotError(f"{what} must be a non-empty text.", code=code)
     try:
         size = len(value.encode("utf-8"))
     except UnicodeEncodeError:
-        raise SnapshotError(f"{what} holds a lone surrogate, which is not valid text.", code=Code.INVALID_ID) from None
+        raise SnapshotError(f"{what} holds a lone surrogate, which is not valid text.", code=code) from None
     if size > MAX_ID_BYTES:
-        raise SnapshotError(f"{what} has {size} bytes; at most {MAX_ID_BYTES} are allowed.", code=Code.INVALID_ID)
+        raise SnapshotError(f"{what} has {size} bytes; at most {MAX_ID_BYTES} are allowed.", code=code)
     if any(ch < " " or ch == "\x7f" for ch in value):
-        raise SnapshotError(f"{what} holds a control character.", code=Code.INVALID_ID)
+        raise SnapshotError(f"{what} holds a control character.", code=code)
 
 
 def validate_id(value: object) -> None:
     """Refuse a checkpoint id that is empty, over 512 bytes, not valid UTF-8, or holds a control character, `/` or `:`."""
-    _validate_text(value, "A checkpoint id")
+    validate_text(value, "A checkpoint id")
     if isinstance(value, str) and (set(value) & set("/:") or value == "latest"):
         raise SnapshotError("A checkpoint id must not hold '/' or ':', nor be 'latest'.", code=Code.INVALID_ID)
 
 
 def validate_thread_id(value: object) -> None:
     """Refuse a thread id that is empty, over 512 bytes, not valid UTF-8, or holds a control character."""
-    _validate_text(value, "A thread id")
+    validate_text(value, "A thread id")

@@ -113,12 +113,8 @@ class Redactor:
 
     # ---- names
 
-    def name_with_secret(self, path: bytes, target: bytes = b"") -> str | None:
-        """The name of the first secret found, in any form, in a path or a link target; None when there is none."""
-        return next(iter(self.names_with_secrets([(path, target)]).values()), None)
-
     def names_with_secrets(self, items: Sequence[tuple[bytes, bytes]]) -> dict[int, str]:
-        """`name_with_secret` for many (path, target) at once: index of each that holds a secret, and that secret's name."""
+        """By index, of each (path, link target) that holds a secret in any form: the name of the first."""
         if self._matcher is None:
             return {}
         names: list[bytes] = []

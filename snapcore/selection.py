@@ -175,17 +175,20 @@ class FilePolicy:
             with_git=self.keep_git,
             keep_rebuildable=self.keep_rebuildable,
             portable=all(isinstance(rule, str) for rule in rules),
+            cross_mounts=self.cross_mounts,
         )
 
     @classmethod
     def from_record(cls, record: PolicyRecord, **options: Unpack[_RunOptions]) -> Self:
-        """The policy that a checkpoint saved. Raises `SnapshotError` `POLICY_REQUIRED` when a callable took part in it."""
+        """The policy that a checkpoint saved, with `options` added. Raises `SnapshotError` `POLICY_REQUIRED` when a callable
+        took part in it."""
         if not record.portable:
             raise SnapshotError(
                 "This checkpoint was captured with a callable in its file policy, which cannot be saved.",
                 code=Code.POLICY_REQUIRED,
                 hint="Pass the same policy again, so that nothing it left out is removed.",
             )
+        options.setdefault("cross_mounts", record.cross_mounts)
         return cls(
             include=record.include,
             exclude=record.exclude,
@@ -229,15 +232,6 @@ class Selection:
             return True
         decide = self._decide
         return decide is not None and path != b"" and decide(path, kind)
-
-    def excludes_tree(self, path: bytes, kind: int) -> bool:
-        """Whether this path or a folder above it is left out. Marked folders are not looked into."""
-        end = path.find(b"/")
-        while end >= 0:
-            if self.excludes(path[:end], Kind.DIR):
-                return True
-            end = path.find(b"/", end + 1)
-        return self.excludes(path, kind)
 
 
 def _rules(value: object, field: str) -> tuple[Rule, ...]:

@@ -320,7 +320,7 @@ class TreeCapture:
             return Entry(s.path, s.kind, s.mode, 0, s.mtime_ns, uid=s.uid, gid=s.gid)
         target, in_root = s.target, False
         if target.startswith(self._root_prefix) or target + b"/" == self._root_prefix:
-            target, in_root = target[len(self._root_prefix) :].strip(b"/"), True
+            target, in_root = target[len(self._root_prefix) :], True
         return Entry(s.path, s.kind, s.mode, 0, s.mtime_ns, target=target, in_root=in_root, uid=s.uid, gid=s.gid)
 
     # ---- the manifest

@@ -224,6 +224,20 @@ async def test_a_restore_of_some_paths_does_not_go_through_a_planted_link(
     assert not (tree / "folder").is_symlink()
 
 
+@pytest.mark.parametrize("inside", ["file", "folder/", "/folder//deep/", "./folder/../file", "no/such//"])
+async def test_an_absolute_link_into_the_root_is_kept_as_it_was_written(memory_repo: Repository, tree: Path, inside: str) -> None:
+    """And follows the root when it is restored elsewhere."""
+    os.symlink(f"{tree}/{inside}", tree / "link")
+    await memory_repo.capture(tree, thread_id="t")
+    receipt = await memory_repo.restore(tree, thread_id="t")
+    assert receipt is not None
+    assert (receipt.added, receipt.changed, receipt.removed) == (0, 0, 0)
+    assert os.readlink(tree / "link") == f"{tree}/{inside}"
+    target = tree.parent / "target"
+    await memory_repo.restore(target, thread_id="t")
+    assert os.readlink(target / "link") == f"{target}/{inside}"
+
+
 class PlantingWorkspace(DirectWorkspace):
     """Lets a test change the tree at a step of a restore."""
 

@@ -554,6 +554,7 @@ def test_a_valid_manifest_is_accepted_whole_or_page_by_page() -> None:
         file(b"a.b"),
         Entry(b"l", Kind.LINK, target=b"../anywhere"),
         Entry(b"m", Kind.LINK, target=b"", in_root=True),
+        Entry(b"n", Kind.LINK, target=b"/a/.//b/", in_root=True),
         file(b"...", hardlink=b"a/d"),
     ]
     entries.sort(key=lambda e: path_key(e.path))
@@ -597,7 +598,8 @@ def test_a_valid_manifest_is_accepted_whole_or_page_by_page() -> None:
         [ROOT, Entry(b"a", Kind.LINK)],
         [ROOT, Entry(b"a", Kind.LINK, target=b"b\0c")],
         [ROOT, Entry(b"a", Kind.LINK, target=b"../../etc", in_root=True)],
-        [ROOT, Entry(b"a", Kind.LINK, target=b"/etc", in_root=True)],
+        [ROOT, Entry(b"a", Kind.LINK, target=b".//../etc", in_root=True)],
+        [ROOT, Entry(b"a", Kind.LINK, target=b"b\0", in_root=True)],
     ],
 )
 def test_a_manifest_that_could_lead_astray_is_refused(entries: list[Entry]) -> None:

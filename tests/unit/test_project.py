@@ -43,6 +43,7 @@ LAYERS = (
         "restoreplan",
         "statcache",
         "target",
+        "ticking",
         "treecapture",
         "treefilter",
         "treeslices",

@@ -162,7 +162,7 @@ def test_without_secrets_nothing_is_done() -> None:
         assert redactor.redact(b"f", data)[0] is data
         assert redactor.redact_many([(b"f", data)]) == [(data, ())]
         assert redactor.scrub_text("text") == "text"
-        assert redactor.name_with_secret(b"name", b"target") is None
+        assert redactor.names_with_secrets([(b"name", b"target")]) == {}
         assert redactor.fingerprint(b"salt") == b""
         stream = redactor.stream(b"f")
         assert stream.feed(data) + stream.finish() == data
@@ -209,10 +209,13 @@ def test_zeroing_a_live_file_equals_its_redacted_copy_only_when_the_rest_is_equa
 
 def test_names_and_link_targets_that_hold_a_secret_are_found_in_any_form() -> None:
     redactor = Redactor.build({"ONE": PLAIN, "TWO": "slash/ed-value"})
-    assert redactor.name_with_secret(b"dir/x-" + PLAIN.encode() + b".txt") == "ONE"
-    assert redactor.name_with_secret(b"a/slash/ed-value") == "TWO"
-    assert redactor.name_with_secret(b"link", b"../" + base64.b64encode(b"x" + PLAIN.encode())) == "ONE"
-    assert redactor.name_with_secret(b"harmless", b"target") is None
+    items = [
+        (b"dir/x-" + PLAIN.encode() + b".txt", b""),
+        (b"a/slash/ed-value", b""),
+        (b"link", b"../" + base64.b64encode(b"x" + PLAIN.encode())),
+        (b"harmless", b"target"),
+    ]
+    assert redactor.names_with_secrets(items) == {0: "ONE", 1: "TWO", 2: "ONE"}
     halves = PLAIN.encode()[:10], PLAIN.encode()[10:]
     items = [(b"plain", b""), halves, (b"", b""), (b"x", PLAIN.encode()), (PLAIN.encode(), b"")]
     assert redactor.names_with_secrets(items) == {3: "ONE", 4: "ONE"}

@@ -8,7 +8,10 @@ from snapcore.selection import FilePolicy
 
 
 def kept(policy: FilePolicy, path: bytes, kind: int = Kind.FILE) -> bool:
-    return not policy.compile().excludes_tree(path, kind)
+    """Whether neither the path nor a folder above it is left out."""
+    selection = policy.compile()
+    above = [path[:end] for end, byte in enumerate(path) if byte == ord("/")]
+    return not any(selection.excludes(folder, Kind.DIR) for folder in above) and not selection.excludes(path, kind)
 
 
 DEFAULTS = [
@@ -158,6 +161,9 @@ def test_a_pattern_policy_survives_its_record() -> None:
     assert FilePolicy.from_record(record) == policy
     assert FilePolicy.from_record(record, on_unsupported="skip").on_unsupported == "skip"
     assert FilePolicy.from_record(FilePolicy.with_rebuildable().record()) == FilePolicy.with_rebuildable()
+    crossing = FilePolicy(cross_mounts=True)
+    assert FilePolicy.from_record(crossing.record()) == crossing
+    assert not FilePolicy.from_record(crossing.record(), cross_mounts=False).cross_mounts
 
 
 def test_a_callable_cannot_be_saved() -> None:

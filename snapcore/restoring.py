@@ -18,6 +18,7 @@ from .restoreplan import Counts, RestorePlanner, Scope, Window, link_target
 from .selection import FilePolicy
 from .statcache import digest_salt, make_stat_page, stat_root
 from .target import LOAD_PAGES, Target, load_target
+from .ticking import ticking
 from .treeslices import slice_scan
 
 __all__ = ["Receipt", "RestorePlan", "RestoreRequest", "restore"]
@@ -25,7 +26,6 @@ __all__ = ["Receipt", "RestorePlan", "RestoreRequest", "restore"]
 PIN_SECONDS: Final = 3600.0
 SHOWN_PATHS: Final = 20
 TreePath = bytes  # a path relative to its root
-TICK_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,8 @@ class _Restore:
         if not r.allow_any_root:
             for workspace in r.roots.values():
                 guard_root(workspace.root)
-        async with _pinned(self._engine, r.checkpoint), self._progress(), AsyncExitStack() as stages:
+        reports = ticking(r.on_progress, self._progress)
+        async with _pinned(self._engine, r.checkpoint), reports, AsyncExitStack() as stages:
             roots = [await self._prepare(state) for state in r.checkpoint.roots if state.name in r.roots]
             # in the order of every capture and restore, so that two of them never wait for each other
             roots.sort(key=lambda root: root.workspace.root)
@@ -381,28 +382,9 @@ class _Restore:
             plan=plan,
         )
 
-    @asynccontextmanager
-    async def _progress(self) -> AsyncIterator[None]:
-        callback = self._request.on_progress
-        if callback is None:
-            yield
-            return
+    def _progress(self) -> Progress:
         totals = self._request.checkpoint.totals
-
-        def report() -> None:
-            callback(Progress("restore", self._files, self._bytes, totals.files, totals.bytes))
-
-        async def tick() -> None:
-            while True:
-                report()
-                await asyncio.sleep(TICK_SECONDS)
-
-        ticking = asyncio.create_task(tick())
-        try:
-            yield
-            report()
-        finally:
-            await stop([ticking])
+        return Progress("restore", self._files, self._bytes, totals.files, totals.bytes)
 
 
 async def _plan_only(root: _Root) -> AsyncIterator[Window]:

@@ -309,3 +309,19 @@ async def test_a_folder_that_has_to_be_made_for_a_path_is_made_as_it_was(memory_
     await memory_repo.restore(work, thread_id="t", paths=["a/sub/x"])
     assert ((work / "a").stat().st_mode & 0o777, (work / "a").stat().st_mtime_ns) == (0o750, 1_000_000_000)
     assert (work / "a" / "sub" / "x").read_text() == "1"
+
+
+async def test_a_progress_callback_that_raises_does_not_fail_a_restore(memory_repo: Repository, make: Make) -> None:
+    """The change is done by then, and the caller has to know."""
+    work = make({"a": "1"})
+    await memory_repo.capture(work, thread_id="t")
+    make({"a": "2"})
+    called = []
+
+    def report(progress: object) -> None:
+        called.append(progress)
+        raise RuntimeError("a defect of the caller's")
+
+    assert await memory_repo.restore(work, thread_id="t", on_progress=report) is not None
+    assert called
+    assert (work / "a").read_text() == "1"

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from snapcore.errors import Code, SnapshotError
-from snapcore.model import DIGEST_BYTES, MAX_ID_BYTES, Checkpoint, ContentRef, PackWrite, validate_id, validate_thread_id
+from snapcore.model import DIGEST_BYTES, Checkpoint, ContentRef, PackWrite, validate_id, validate_text, validate_thread_id
 from snapcore.protocols import Commit
 
 __all__ = [
@@ -28,19 +28,6 @@ def _invalid(what: str) -> SnapshotError:
     return SnapshotError(f"Not a valid checkpoint entry: {what}.", code=Code.INVALID_ENTRY)
 
 
-def _check_text(value: object, what: str) -> None:
-    if not isinstance(value, str) or not value:
-        raise _invalid(f"{what} must be a non-empty text")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise _invalid(f"{what} holds a lone surrogate") from None
-    if size > MAX_ID_BYTES:
-        raise _invalid(f"{what} has {size} bytes, more than {MAX_ID_BYTES}")
-    if any(ch < " " or ch == "\x7f" for ch in value):
-        raise _invalid(f"{what} holds a control character")
-
-
 def _check_number(value: object, what: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_NUMBER:
         raise _invalid(f"{what} must be a whole number that is not negative")
@@ -60,13 +47,13 @@ def _check_content(content: ContentRef, what: str) -> None:
 def check_label(label: str | None) -> None:
     """Refuse (`INVALID_ENTRY`) a label that is empty, over 512 bytes, not valid UTF-8, or holds a control character."""
     if label is not None:
-        _check_text(label, "a label")
+        validate_text(label, "A label", code=Code.INVALID_ENTRY)
 
 
 def check_idempotency_key(key: str | None) -> None:
     """Refuse (`INVALID_ENTRY`) an idempotency key by the same rules as a label."""
     if key is not None:
-        _check_text(key, "an idempotency key")
+        validate_text(key, "An idempotency key", code=Code.INVALID_ENTRY)
 
 
 def check_checkpoint(checkpoint: Checkpoint, thread_id: str) -> None:
@@ -90,7 +77,7 @@ def check_checkpoint(checkpoint: Checkpoint, thread_id: str) -> None:
     check_label(checkpoint.label)
     check_idempotency_key(checkpoint.idempotency_key)
     if checkpoint.run_id is not None:
-        _check_text(checkpoint.run_id, "a run id")
+        validate_text(checkpoint.run_id, "A run id", code=Code.INVALID_ENTRY)
     _check_number(checkpoint.created_at, "the time")
     if checkpoint.step is not None:
         _check_number(checkpoint.step, "the step")
@@ -98,7 +85,7 @@ def check_checkpoint(checkpoint: Checkpoint, thread_id: str) -> None:
     _check_roots(checkpoint)
     _check_content(checkpoint.conversation, "the conversation")
     for name, content in checkpoint.artifacts.items():
-        _check_text(name, "the name of an artifact")
+        validate_text(name, "The name of an artifact", code=Code.INVALID_ENTRY)
         _check_content(content, "an artifact")
 
 
@@ -109,7 +96,7 @@ def _check_roots(checkpoint: Checkpoint) -> None:
     if len(set(names)) != len(names):
         raise _invalid("two roots have one name")
     for root in checkpoint.roots:
-        _check_text(root.name, "the name of a root")
+        validate_text(root.name, "The name of a root", code=Code.INVALID_ENTRY)
         _check_digest(root.manifest, "the manifest of a root")
         _check_digest(root.content_id, "the content id of a root")
 

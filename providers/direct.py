@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import itertools
 import operator
 import os
 import socket
@@ -10,7 +11,7 @@ import stat
 import sys
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -33,6 +34,7 @@ __all__ = ["DirectWorkspace"]
 
 GRANULARITY_NS: Final = 20_000_000  # the kernel stamps files by its tick, at most 10 ms behind the clock
 SCAN_BATCH: Final = 2_000
+LARGE_FOLDER: Final = 5_000  # names
 READ_FILES: Final = 1_000
 READ_BYTES: Final = 8 << 20
 READ_BLOCK: Final = 4 << 20
@@ -176,14 +178,14 @@ class _Scan:
         not_entered = frozenset[bytes]() if self._cross_mounts else self._mounts
         root = os.fstat(self._folders.fd(b""))
         try:
-            listed = _list(b"", self._folders.fd(b""), hide_stage=True)
+            listed = self._list(b"", self._folders.fd(b""), hide_stage=True)
         except OSError as error:
             raise SnapshotError(
                 f"The workspace {printable(self._roots[0])} cannot be listed: {error.strerror}.",
                 code=Code.INVALID_WORKSPACE,
             ) from error
         batch = [describe(b"", root)]
-        stack = [(iter(listed), root.st_dev)]
+        stack = [(listed, root.st_dev)]
         while stack:
             children, device = stack[-1]
             for entry in children:
@@ -221,12 +223,35 @@ class _Scan:
             marker = self._marked.get(split(path)[1])
             if marker is not None and _exists(marker, fd):
                 return FileStat(path, Kind.DIR, note=Note.EXCLUDED), None
-            listed = _list(path, fd, hide_stage=mounted)
+            listed = self._list(path, fd, hide_stage=mounted)
         except (FileNotFoundError, NotADirectoryError):
             return None, None  # or something else by now
         except OSError:
             return self._unreadable(path), None
-        return describe(path, st), (iter(listed), st.st_dev)
+        return describe(path, st), (listed, st.st_dev)
+
+    def _list(self, path: bytes, fd: int, *, hide_stage: bool) -> Iterator[FileStat]:
+        """What a folder holds, sorted. Of a large one only the names are kept, and stat'ed as the walk gets there."""
+        prefix = path + b"/" if path else b""
+        with os.scandir(fd) as entries:
+            first = list(itertools.islice(entries, LARGE_FOLDER))
+            if len(first) < LARGE_FOLDER:
+                return iter(_stat_all(prefix, fd, first, hide_stage=hide_stage))
+            names, kinds = _names(itertools.chain(first, entries), hide_stage=hide_stage)
+        return self._stat_later(path, prefix, names, kinds)
+
+    def _stat_later(self, path: bytes, prefix: bytes, names: list[bytes], kinds: dict[bytes, int]) -> Iterator[FileStat]:
+        for start in range(0, len(names), SCAN_BATCH):
+            found: list[FileStat | None] = []
+            part = [(name, kinds.get(name, Kind.FILE)) for name in names[start : start + SCAN_BATCH]]
+            try:
+                fd = self._folders.fd(path)  # it may have been closed meanwhile
+                found = [_stat_name(prefix + name, name, fd, kind) for name, kind in part]
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            except OSError:
+                found = [FileStat(prefix + name, kind, note=Note.UNREADABLE) for name, kind in part]
+            yield from (entry for entry in found if entry is not None)
 
     def _unreadable(self, path: bytes) -> FileStat:
         parent, name = split(path)
@@ -252,50 +277,81 @@ class _Scan:
             return b"" if error.errno == errno.EINVAL else None
 
 
-def _list(path: bytes, fd: int, *, hide_stage: bool) -> list[FileStat]:
-    """What a folder holds, sorted. Everything but folders is stat'ed at once, while the descriptor is sure to be open."""
+def _stat_all(prefix: bytes, fd: int, entries: Iterable[os.DirEntry[str]], *, hide_stage: bool) -> list[FileStat]:
+    """The entries of a folder, sorted. Everything but folders is stat'ed at once, while the descriptor is sure to be open."""
     listed: list[FileStat] = []
-    prefix = path + b"/" if path else b""
-    with os.scandir(fd) as entries:
-        for entry in entries:
-            name = entry.name.encode(_ENCODING, _ERRORS)
-            if hide_stage and is_stage_name(name):
+    for entry in entries:
+        name = entry.name.encode(_ENCODING, _ERRORS)
+        if hide_stage and is_stage_name(name):
+            continue
+        target = b""
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                listed.append(FileStat(prefix + name, Kind.DIR))
                 continue
-            target = b""
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    listed.append(FileStat(prefix + name, Kind.DIR))
-                    continue
-                st = entry.stat(follow_symlinks=False)
-                mode = st.st_mode
-                kind = KINDS.get(mode & _TYPE_BITS, Kind.DEVICE)
-                if kind == Kind.LINK:
-                    target = os.readlink(name, dir_fd=fd)
-            except FileNotFoundError:
-                continue
-            except OSError:
-                kind = Kind.LINK if entry.is_symlink() else Kind.FILE
-                listed.append(FileStat(prefix + name, kind, note=Note.UNREADABLE))
-                continue
-            # written out: a call of describe() for each file would cost a tenth of the scan
-            listed.append(
-                FileStat(
-                    prefix + name,
-                    kind,
-                    mode & 0o7777,
-                    st.st_size if kind == Kind.FILE else 0,
-                    st.st_mtime_ns,
-                    st.st_ctime_ns,
-                    st.st_ino,
-                    st.st_dev,
-                    st.st_nlink,
-                    st.st_uid,
-                    st.st_gid,
-                    target,
-                )
+            st = entry.stat(follow_symlinks=False)
+            mode = st.st_mode
+            kind = KINDS.get(mode & _TYPE_BITS, Kind.DEVICE)
+            if kind == Kind.LINK:
+                target = os.readlink(name, dir_fd=fd)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            kind = Kind.LINK if entry.is_symlink() else Kind.FILE
+            listed.append(FileStat(prefix + name, kind, note=Note.UNREADABLE))
+            continue
+        # written out: a call of describe() for each file would cost a tenth of the scan
+        listed.append(
+            FileStat(
+                prefix + name,
+                kind,
+                mode & 0o7777,
+                st.st_size if kind == Kind.FILE else 0,
+                st.st_mtime_ns,
+                st.st_ctime_ns,
+                st.st_ino,
+                st.st_dev,
+                st.st_nlink,
+                st.st_uid,
+                st.st_gid,
+                target,
             )
+        )
     listed.sort(key=_BY_PATH)
     return listed
+
+
+def _names(entries: Iterable[os.DirEntry[str]], *, hide_stage: bool) -> tuple[list[bytes], dict[bytes, int]]:
+    """The names in a folder, sorted, and the kinds of those that are folders or links, as the folder tells them."""
+    names: list[bytes] = []
+    kinds: dict[bytes, int] = {}
+    for entry in entries:
+        name = entry.name.encode(_ENCODING, _ERRORS)
+        if hide_stage and is_stage_name(name):
+            continue
+        names.append(name)
+        with contextlib.suppress(OSError):
+            if entry.is_dir(follow_symlinks=False):
+                kinds[name] = Kind.DIR
+            elif entry.is_symlink():
+                kinds[name] = Kind.LINK
+    names.sort()
+    return names, kinds
+
+
+def _stat_name(path: bytes, name: bytes, fd: int, kind: int) -> FileStat | None:
+    """As `_stat_all` for one name; None when it has vanished."""
+    if kind == Kind.DIR:
+        return FileStat(path, kind)
+    try:
+        found = describe(path, os.stat(name, dir_fd=fd, follow_symlinks=False))
+        if found.kind == Kind.DIR:
+            return FileStat(path, Kind.DIR)
+        return msgspec.structs.replace(found, target=os.readlink(name, dir_fd=fd)) if found.kind == Kind.LINK else found
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return FileStat(path, kind, note=Note.UNREADABLE)
 
 
 def _exists(name: bytes, fd: int) -> bool:

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import gc
 import os
+import shutil
 import socket
 import stat
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,60 @@ async def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     await restore(workspace, [staged_file(b"0", b"x")], [PlaceStep(b"0", b"d/file"), RemoveStep(b"big", False)])
     await (await workspace.open_stage()).abort()
     assert open_files() == before
+
+
+async def test_a_large_folder_is_scanned_as_a_small_one_and_kept_as_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    (root / "large").mkdir(parents=True)
+    for number in range(200):
+        (root / "large" / f"f{number}").write_text("x" * number)
+    for number in range(140):  # more than descriptors are kept open, so that the large folder's is closed in between
+        (root / "large" / f"d{number}" / "sub").mkdir(parents=True)
+    (root / "large" / "link").symlink_to("f1")
+    (root / "large" / "out").symlink_to("/etc")
+    os.mkfifo(root / "large" / "fifo")
+    (root / ".snapcore-stage").mkdir()
+    plain = await scan_all(DirectWorkspace(root))
+    monkeypatch.setattr("snapcore.providers.direct.LARGE_FOLDER", 2)
+    monkeypatch.setattr("snapcore.providers.direct.SCAN_BATCH", 50)
+    assert await scan_all(DirectWorkspace(root)) == plain
+
+    selection = Vanishing(root / "large", at=b"large/f100")
+    found = {entry.path for entry in await scan_all(DirectWorkspace(root), selection)}
+    assert b"large/f100" in found
+    assert b"large/f99" not in found
+
+
+class Vanishing(Selecting):
+    """Empties a folder when the scan gets to a path."""
+
+    def __init__(self, folder: Path, at: bytes) -> None:
+        super().__init__()
+        self.folder, self.at = folder, at
+
+    def excludes(self, path: bytes, kind: int) -> bool:
+        if path == self.at:
+            shutil.rmtree(self.folder)
+        return super().excludes(path, kind)
+
+
+async def test_a_large_folder_takes_little_memory(tmp_path: Path) -> None:
+    count = 40_000
+    fd = os.open(tmp_path, FOLDER_FLAGS)
+    for number in range(count):
+        os.mknod(f"{number}", dir_fd=fd)
+    os.close(fd)
+    tracemalloc.start()
+    try:
+        found = 0
+        async for batch in DirectWorkspace(tmp_path).scan(Selecting()):
+            found += len(batch)
+        assert found == count + 1
+        assert tracemalloc.get_traced_memory()[1] < count * 150
+    finally:
+        tracemalloc.stop()
 
 
 # ---- links in the way

@@ -350,6 +350,7 @@ class OneAtATimeFails(AsyncHandle):
         super().__init__()
         self.method = method
         self.started = self.running = 0
+        self.busy = asyncio.Event()
 
     async def meet(self, method: str) -> None:
         if method != self.method:
@@ -358,6 +359,7 @@ class OneAtATimeFails(AsyncHandle):
         if self.started == 3:
             raise OSError(errno.ENOSPC, "no space left")
         self.running += 1
+        self.busy.set()
         try:
             for _ in range(50):
                 await asyncio.sleep(0)
@@ -394,9 +396,9 @@ async def test_a_scan_that_fails_or_is_cancelled_leaves_nothing_at_work(tmp_path
         await scan_all(PerFileWorkspace(handle, str(tmp_path)))
     assert (handle.started, handle.running) == (12, 0)
     handle.started = 3
+    handle.busy.clear()
     scanning = asyncio.create_task(scan_all(PerFileWorkspace(handle, str(tmp_path))))
-    while not handle.running:
-        await asyncio.sleep(0)
+    await handle.busy.wait()
     scanning.cancel()
     with pytest.raises(asyncio.CancelledError):
         await scanning

@@ -16,7 +16,7 @@ from .config import CONFIG_KEY, CREATING_KEY, RepositoryConfig, decode_config, e
 from .engine import Engine, finish
 from .errors import Code, RepositoryError, SnapshotError, printable
 from .leases import DEFAULT_TTL
-from .model import Checkpoint, Entry, PackState, ThreadInfo, validate_thread_id
+from .model import Checkpoint, Entry, ThreadInfo, validate_thread_id
 from .placement import refuse_own_files
 from .protocols import BlobStore, CheckpointStore, ProgressCallback, Workspace
 from .redaction import Redactor
@@ -24,7 +24,7 @@ from .redaction_hooks import RedactionHook, RedactionPattern
 from .registry import connect, load, open_blobs, open_database, split_scheme
 from .restoring import Receipt, RestoreRequest, restore
 from .selection import FilePolicy
-from .verification import VerifyReport, verify
+from .verification import PRESENT, VerifyReport, verify
 
 __all__ = ["Repository", "RepositoryStats", "as_workspace", "init_repository", "open_repository"]
 
@@ -387,7 +387,7 @@ class Repository:
             for c in await self.checkpoints.checkpoints(thread.thread_id):
                 logical += c.totals.bytes
                 checkpoints += 1
-        packs = [p for p in await self.checkpoints.packs() if p.state in (PackState.LIVE, PackState.CONDEMNED)]
+        packs = [p for p in await self.checkpoints.packs() if p.state in PRESENT]
         records, raw = await self.checkpoints.record_totals()
         return RepositoryStats(len(threads), checkpoints, len(packs), records, logical, raw, sum(p.size for p in packs))
 

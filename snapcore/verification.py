@@ -13,10 +13,10 @@ from .packs import pack_key, read_pack, record_content
 from .protocols import PackInfo, ProgressCallback
 from .records import RecordReader, entry_records
 
-__all__ = ["Problem", "VerifyReport", "verify"]
+__all__ = ["PRESENT", "Problem", "VerifyReport", "verify"]
 
 PAGES_AT_ONCE: Final = 64
-PRESENT: Final = frozenset({PackState.LIVE, PackState.CONDEMNED})
+PRESENT: Final = frozenset({PackState.LIVE, PackState.CONDEMNED})  # packs whose content can be relied on
 
 Found = tuple[str, str]  # a problem's kind and subject
 

@@ -249,7 +249,7 @@ class _Capture:
             if not isinstance(data, bytes | bytearray | memoryview):
                 raise SnapshotError(f"The artifact {printable(name)} is not bytes.", code=Code.INVALID_REQUEST)
         for root in r.roots:
-            validate_text(root.name, "The name of a root", code=Code.INVALID_ENTRY)
+            validate_text(root.name, "The name of a root", code=Code.INVALID_REQUEST)
 
     def _refuse_secrets(self) -> None:
         """Ids, roots and patterns are stored as they are, so that none may hold a secret."""

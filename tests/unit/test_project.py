@@ -38,6 +38,7 @@ LAYERS = (
         "ingest",
         "leases",
         "packwriter",
+        "placement",
         "records",
         "restoring",
         "restoreplan",

@@ -239,13 +239,16 @@ async def cancelled_at(work: Coroutine[Any, Any, T], *at: int) -> T | None:
 def leaks_nothing() -> Iterator[None]:
     """Checks that no descriptor and no thread of snapcore is left by what runs inside."""
     gc.collect()
-    before = _descriptors()
+    before, known = _descriptors(), set(threading.enumerate())
     yield
+
+    def left_threads() -> list[str]:
+        return [t.name for t in threading.enumerate() if t.name.startswith("snapcore") and t not in known]
+
     until = time.monotonic() + 5
-    while any(t.name.startswith("snapcore") for t in threading.enumerate()) and time.monotonic() < until:
+    while left_threads() and time.monotonic() < until:
         time.sleep(0.01)
-    left_threads = [t.name for t in threading.enumerate() if t.name.startswith("snapcore")]
-    assert left_threads == [], left_threads
+    assert left_threads() == []
     gc.collect()
     left = {fd: path for fd, path in _descriptors().items() if fd not in before}
     assert left == {}, left

@@ -1,10 +1,14 @@
 """The entry point of the `snapcore` command."""
 
+import contextlib
 import gc
 import os
+import signal
 import sys
 
 __all__ = ["run"]
+
+_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 def run() -> None:
@@ -12,6 +16,7 @@ def run() -> None:
     # Loading modules makes much that stays and nothing that goes: the collector would look through it again and again.
     # A command turns it on again once its modules are loaded.
     gc.disable()
+    _open_missing_streams()
     from .app import app
 
     for stream in (sys.stdout, sys.stderr):
@@ -21,7 +26,32 @@ def run() -> None:
     try:
         app()
     except SystemExit as done:
-        _leave(done.code)
+        # Typer turns a broken pipe into code 1.
+        _leave(_BROKEN_PIPE if isinstance(done.__context__, BrokenPipeError) else done.code)
+    except BrokenPipeError:
+        _leave(_BROKEN_PIPE)
+    except OSError as error:
+        # From printing a help page or a usage error; a command reports its own.
+        _tell(error)
+        _leave(1)
+
+
+def _open_missing_streams() -> None:
+    """Put the null device in the place of each standard stream that was closed by whoever started this process: what is
+    printed is lost then, and no file opened later takes the stream's number."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115  # for as long as the process lives
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lives
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lives
+
+
+def _tell(error: OSError) -> None:
+    from .output import system_error_line
+
+    with contextlib.suppress(OSError):  # stderr may be what failed
+        sys.stderr.write(system_error_line(error))
 
 
 def _leave(code: str | int | None) -> None:
@@ -30,6 +60,13 @@ def _leave(code: str | int | None) -> None:
         sys.exit(code)
     try:
         sys.stdout.flush()
+    except BrokenPipeError:
+        code = code or _BROKEN_PIPE
+    except OSError as error:
+        if not code:
+            _tell(error)
+        code = code or 1
+    try:
         sys.stderr.flush()
     except OSError:
         code = code or 1

@@ -4,7 +4,7 @@ import base64
 import json
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from snapcore.errors import SnapcoreError, SnapshotError, printable
 
@@ -26,8 +26,12 @@ __all__ = [
     "print_system_error",
     "print_table",
     "size",
+    "system_error_line",
     "time_text",
 ]
+
+SYSTEM: Final = "SYSTEM"  # the code of errors that are none of the engine's
+SYSTEM_HINT: Final = "The operating system refused it: see to what it names (space, permissions, limits), then try again."
 
 
 def print_line(text: str = "") -> None:
@@ -73,11 +77,17 @@ def print_error(error: SnapcoreError, *, as_json: bool) -> None:
 
 
 def print_system_error(error: OSError, *, as_json: bool) -> None:
-    """What the operating system refused, on stderr, in words or as a JSON object."""
-    if as_json:
-        sys.stderr.write(json.dumps({"message_type": "error", "code": "", "message": str(error)}) + "\n")
-    else:
-        sys.stderr.write(f"snapcore: {printable(str(error))}\n")
+    """What the operating system refused, on stderr: message, code and hint, or a JSON object, as for any error."""
+    if not as_json:
+        sys.stderr.write(f"{system_error_line(error)}  {SYSTEM_HINT}\n")
+        return
+    fields = {"message_type": "error", "code": SYSTEM, "message": str(error), "hint": SYSTEM_HINT, "retryable": False}
+    sys.stderr.write(json.dumps(fields) + "\n")
+
+
+def system_error_line(error: OSError) -> str:
+    """What the operating system refused, in one line with its end."""
+    return f"snapcore: {printable(str(error))} [{SYSTEM}]\n"
 
 
 def error_fields(error: SnapcoreError) -> dict[str, Any]:

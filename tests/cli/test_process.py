@@ -124,6 +124,54 @@ def test_a_full_disk_under_stdout_is_a_failure_in_words(run: Run, tree: Path) ->
     command = [sys.executable, "-m", "snapcore.cli", "ls", "latest", "--thread", "t"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+        as_json = subprocess.run([*command, "--json"], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == as_json.returncode == 1
+    assert b"No space left" in done.stderr
+    assert b"[SYSTEM]" in done.stderr
+    assert b"Traceback" not in done.stderr
+    error = json.loads(as_json.stderr)
+    assert (error["message_type"], error["code"], error["retryable"]) == ("error", "SYSTEM", False)
+    assert "No space left" in error["message"]
+    assert error["hint"]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_lose_the_output_and_nothing_else(run: Run, tree: Path, tmp_path: Path, closed: str) -> None:
+    run("init")
+    log = tmp_path / "log"
+
+    def code_of(*args: str) -> int:
+        command = ["sh", "-c", f'exec 3>&-; exec "$@" {closed}', "sh", sys.executable, "-m", "snapcore.cli", *args]
+        with open(log, "ab") as file:
+            return subprocess.run(command, stdout=file, stderr=file, check=False).returncode
+
+    assert code_of("capture", str(tree), "--thread", "t") == 0
+    assert code_of("ls", "latest", "--thread", "t") == 0
+    assert code_of("cat", "latest:notes.txt", "--thread", "t") == 0
+    assert code_of("show", "latest", "--thread", "none") == 1
+    assert code_of("no-such-command") == 2
+    assert code_of("--help") == 0
+    assert b"Traceback" not in log.read_bytes()
+    assert len(run("list", "--thread", "t", "--json").json) == 1
+    assert run("verify", "--read-data", "--json").json["ok"] is True
+
+
+@pytest.mark.parametrize("args", [("--help",), ("--version",), ("capture", "--help")])
+def test_help_onto_a_full_disk_fails_in_one_line(args: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "snapcore.cli", *args]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+        silent = subprocess.run(command, stdout=full, stderr=full, check=False)
     assert done.returncode == 1
     assert b"No space left" in done.stderr
-    assert b"Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert silent.returncode == 1
+
+
+def test_help_that_nobody_reads_ends_quietly() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "snapcore.cli", "--help"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -4,6 +4,8 @@ import os
 import urllib.parse
 from typing import TYPE_CHECKING
 
+from snapcore.errors import Code, SnapshotError
+
 from .direct import DirectWorkspace
 
 if TYPE_CHECKING:
@@ -16,7 +18,12 @@ class LocalSandbox:
     """A sandbox handle for a local folder, which need not exist yet: a restore creates it."""
 
     def __init__(self, path: "StrPath") -> None:
-        self._root = os.path.abspath(os.fspath(path))
+        try:
+            self._root = os.path.abspath(os.fspath(path))
+        except FileNotFoundError as error:
+            raise SnapshotError(
+                "The current folder is gone.", code=Code.MISSING_WORKSPACE, hint="Change to one that exists."
+            ) from error
         self._id = DirectWorkspace(self._root).sandbox_id
 
     @property

@@ -12,7 +12,7 @@ import os
 import time
 from typing import Final
 
-from snapcore.errors import Code, ProviderError
+from snapcore.errors import Code, ProviderError, SnapshotError
 
 from .folders import FOLDER_FLAGS, STAGE_NAME
 
@@ -28,7 +28,13 @@ class TreeLock:
     """A lock on the folder behind `root_fd`, until `release` or until it is dropped."""
 
     def __init__(self, root_fd: int) -> None:
-        self._fd = os.open(".", FOLDER_FLAGS, dir_fd=root_fd)  # a description of its own: locks belong to those
+        self._fd = -1
+        try:
+            self._fd = os.open(".", FOLDER_FLAGS, dir_fd=root_fd)  # a description of its own: locks belong to those
+        except PermissionError as error:
+            raise SnapshotError(
+                "The workspace's folder may not be entered.", code=Code.INVALID_WORKSPACE, hint="Give yourself access to it."
+            ) from error
 
     def __del__(self) -> None:
         self.release()

@@ -30,6 +30,7 @@ class _Loop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._pid = 0
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -52,12 +53,23 @@ class _Loop:
             raise
         return tasks[0].result()
 
+    def stop(self) -> None:
+        """End the thread; the next call starts another."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is not None and thread is not None and self._pid == os.getpid():
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None or self._pid != os.getpid():  # threads do not survive a fork
                 loop = self._loop = asyncio.new_event_loop()
                 self._pid = os.getpid()
-                threading.Thread(target=loop.run_forever, name="snapcore-blocking", daemon=True).start()
+                self._thread = threading.Thread(target=loop.run_forever, name="snapcore-blocking", daemon=True)
+                self._thread.start()
             return self._loop
 
 

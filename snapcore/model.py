@@ -38,6 +38,7 @@ __all__ = [
     "ThreadInfo",
     "Totals",
     "WriterLease",
+    "is_redacted",
     "path_key",
     "relabelled",
     "split_ids",
@@ -384,6 +385,11 @@ def relabelled(checkpoint: Checkpoint, label: str | None) -> Checkpoint:
     if reason in ("automatic", "named"):
         reason = "automatic" if label is None else "named"
     return msgspec.structs.replace(checkpoint, label=label, reason=reason)
+
+
+def is_redacted(entry: Entry) -> bool:
+    """Whether secrets were taken out of a file's content."""
+    return bool(entry.redactions or entry.redaction_chunks or entry.redaction_list)
 
 
 def path_key(path: bytes) -> bytes:

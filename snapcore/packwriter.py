@@ -70,6 +70,7 @@ class PackWriter:
         self._waiting = asyncio.Semaphore(MAX_UPLOADS)
         self._flushing = asyncio.Lock()
         self._own: list[str] = []
+        self._sound: dict[str, int] = {}  # sizes of packs of others that were found in the blob store
         self.refs: set[bytes] = set()
         self.bytes_stored = 0
         self.packs_put = 0
@@ -88,8 +89,27 @@ class PackWriter:
         if not self._lookups or not ids:
             return list(ids)
         known = await self._engine.checkpoints.known(ids)
+        await self._check_packs(known)
         self.refs |= known
         return [i for i in ids if i not in known]
+
+    async def _check_packs(self, known: frozenset[bytes]) -> None:
+        """A checkpoint must not rest on packs that the database knows and the blob store has lost."""
+        ends: dict[str, int] = {}
+        for at in (await self._engine.checkpoints.locate(known)).values() if known else ():
+            ends[at.pack_id] = max(ends.get(at.pack_id, 0), at.offset + at.stored_size)
+        for pack_id, end in ends.items():
+            if self._sound.get(pack_id, 0) >= end:
+                continue
+            info = await self._engine.blobs.head(pack_key(pack_id))
+            if info is None or info.size < end:
+                raise SnapshotError(
+                    f"Pack {pack_id} holds content that this checkpoint would share, and is "
+                    f"{'cut short' if info else 'missing'}; nothing was captured.",
+                    code=Code.MISSING_BLOB,
+                    hint="Run 'snapcore verify' to see what else is hurt, and put a copy of the pack back.",
+                )
+            self._sound[pack_id] = info.size
 
     async def add(self, records: Iterable[NewRecord]) -> None:
         """Store content records. May wait for uploads, so that memory stays bounded."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from .errors import Code, ProviderError, RepositoryError, printable
+from .errors import Code, ProviderError, RepositoryError, SnapshotError, printable
 
 __all__ = ["connect", "load", "open_blobs", "open_database", "split_scheme"]
 
@@ -20,6 +20,16 @@ def split_scheme(address: str) -> tuple[str, str]:
     """(scheme, rest) of an address; a plain path has the scheme `file`."""
     match = _SCHEME.match(address)
     return (match[1], address[match.end() :]) if match else ("file", address)
+
+
+def _checked(address: str, what: str) -> str:
+    if not address or "\0" in address:
+        raise SnapshotError(
+            f"The address of the {what} is {'empty' if not address else 'not a valid path'}.",
+            code=Code.INVALID_REQUEST,
+            hint="Name a folder, '.' for the present one.",
+        )
+    return address
 
 
 def load(name: str) -> Any:
@@ -42,7 +52,7 @@ def _find(group: str, builtin: dict[str, str], scheme: str) -> Callable[[str], A
 
 def open_blobs(address: str) -> Any:
     """The blob store at an address. Raises `RepositoryError` `UNKNOWN_SCHEME`."""
-    scheme, rest = split_scheme(address)
+    scheme, rest = split_scheme(_checked(address, "repository"))
     opener = _find("snapcore.stores", _STORES, scheme)
     if opener is None:
         raise RepositoryError(
@@ -63,7 +73,7 @@ async def connect(address: str) -> Any:
 
     Raises `ProviderError` `UNKNOWN_SCHEME`, or what the provider raises when there is no such sandbox.
     """
-    scheme, _ = split_scheme(address)
+    scheme, _ = split_scheme(_checked(address, "sandbox"))
     opener = _find("snapcore.providers", _PROVIDERS, scheme)
     if opener is None:
         raise ProviderError(

@@ -16,7 +16,7 @@ from .config import CONFIG_KEY, CREATING_KEY, RepositoryConfig, decode_config, e
 from .engine import Engine, finish
 from .errors import Code, RepositoryError, SnapshotError, printable
 from .leases import DEFAULT_TTL
-from .model import Checkpoint, Entry, ThreadInfo, validate_thread_id
+from .model import Checkpoint, Entry, ThreadInfo, validate_path, validate_thread_id
 from .placement import refuse_own_files
 from .protocols import BlobStore, CheckpointStore, ProgressCallback, Workspace
 from .redaction import Redactor
@@ -53,6 +53,15 @@ class RepositoryStats:
     logical_bytes: int
     raw_bytes: int
     stored_bytes: int
+
+
+def _tree_paths(paths: Sequence[bytes | str]) -> list[bytes]:
+    if isinstance(paths, str | bytes):
+        raise SnapshotError("paths must be a list of paths.", code=Code.INVALID_REQUEST, hint=f"Write paths=[{paths!r}].")
+    found = [os.fsencode(path).rstrip(b"/") for path in paths]
+    for path in found:
+        validate_path(path)
+    return found
 
 
 async def as_workspace(sandbox: Any, root: str | None = None) -> Workspace:
@@ -220,6 +229,10 @@ class Repository:
                 raise history.missing(thread_id, checkpoint_id)
             return None
         redactor = Redactor.build(secrets, hooks=hooks, patterns=patterns, allow_short=allow_short_secrets)
+        if verify not in ("stat", "content"):
+            raise SnapshotError("verify must be 'stat' or 'content'.", code=Code.INVALID_REQUEST)
+        if reinject and not redactor.names:
+            raise SnapshotError("reinject needs secrets to put back.", code=Code.INVALID_REQUEST, hint="Pass secrets=.")
         places = await _restore_roots(sandbox, checkpoint, workspace_root, roots)
         refuse_own_files(self.blobs, self.checkpoints, places.values())
         request = RestoreRequest(
@@ -227,7 +240,7 @@ class Repository:
             roots=places,
             redactor=redactor,
             policy=policy,
-            paths=None if paths is None else [os.fsencode(p) for p in paths],
+            paths=None if paths is None else _tree_paths(paths),
             dry_run=dry_run,
             verify=verify,
             owners=owners,

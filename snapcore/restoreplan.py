@@ -11,7 +11,7 @@ from typing import Final
 from .contents import FileTask, same_contents
 from .engine import Engine
 from .errors import Code, SnapshotError, printable
-from .model import Entry, FileStat, Kind, Note, StatPage, path_key
+from .model import Entry, FileStat, Kind, Note, StatPage, is_redacted, path_key
 from .protocols import (
     PlaceStep,
     RemoveStep,
@@ -103,8 +103,8 @@ def link_target(entry: Entry, root: bytes) -> bytes:
 
 
 class RestorePlanner:
-    """Plans the restore of one root. `counts`, `kept` (paths left alone) and `stay` (the folders above them)
-    are complete when the stream has ended."""
+    """Plans the restore of one root. `counts`, `met` (paths of the scope that there are), `kept` (paths left alone) and `stay`
+    (the folders above them) are complete when the stream has ended."""
 
     def __init__(
         self,
@@ -119,6 +119,7 @@ class RestorePlanner:
         owners: bool,
         restrict: bool,
         cross_mounts: bool,
+        reinject: bool = False,
     ) -> None:
         self._engine = engine
         self._reader = reader
@@ -130,6 +131,7 @@ class RestorePlanner:
         self._owners = owners
         self._restrict = restrict
         self._cross_mounts = cross_mounts
+        self._reinject = reinject
         self._root = workspace.root.rstrip("/").encode("utf-8", "surrogateescape") or b"/"
         self._salt = digest_salt(target.root.policy)
         self._skipped = frozenset(s.path for s in target.root.skipped)
@@ -149,6 +151,7 @@ class RestorePlanner:
         self._outside: dict[bytes, int] = {}  # folders outside the scope that lead to it, and their present mtimes
         self._window = Window()
         self.counts = Counts()
+        self.met: set[bytes] = set()
         self.kept: list[bytes] = []
         self.replaces = False
 
@@ -192,6 +195,8 @@ class RestorePlanner:
         if doubtful:
             same = await same_contents(self._engine, self._reader, self._workspace, doubtful)
             known.update((e.path, equal) for (_, e), equal in zip(doubtful, same, strict=True))
+        if self._reinject:  # what is there may be the zeros of an earlier restore, which counts as equal otherwise
+            known.update((e.path, False) for page_entries, _ in pairs for e in page_entries if is_redacted(e))
         for page_entries, stats in pairs:
             self._merge(page_entries, stats, known)
         return self._window
@@ -211,6 +216,8 @@ class RestorePlanner:
         by_path = {e.path: e for e in entries}
         for path in by_path if current.keys() == wanted else sorted(wanted | current.keys(), key=path_key):
             entry, stat = by_path.get(path), current.get(path)
+            if path in self._scope.paths:
+                self.met.add(path)
             if stat is not None and stat.kind == Kind.DIR and not self._scope.holds(path) and self._scope.leads_to(path):
                 self._outside[path] = stat.mtime_ns
             if stat is not None and self._keeps(stat):

@@ -136,6 +136,7 @@ class _Restore:
                     self._engine, self._reader, root.stage, owners=r.owners, reinject=r.redactor if r.reinject else None
                 )
                 await self._stage(root, root.stage, root.stager)
+            self._check_scope(roots)
             for root in roots:
                 if root.stage is not None:
                     await root.stage.seal(durable=root.planner.replaces)
@@ -150,7 +151,6 @@ class _Restore:
         r = self._request
         policy = r.policy or FilePolicy.from_record(state.policy)
         target = await load_target(self._reader, state)
-        self._check_scope(target)
         workspace = r.roots[state.name]
         planner = RestorePlanner(
             engine=self._engine,
@@ -163,6 +163,7 @@ class _Restore:
             owners=r.owners,
             restrict=r.policy is not None,
             cross_mounts=policy.cross_mounts,
+            reinject=r.reinject,
         )
         return _Root(state, workspace, policy, target, planner)
 
@@ -171,13 +172,16 @@ class _Restore:
         roots = self._request.roots
         return next(roots[state.name].sandbox_id for state in self._request.checkpoint.roots if state.name in roots)
 
-    def _check_scope(self, target: Target) -> None:
-        if self._scope.whole or len(self._request.checkpoint.roots) > 1:
-            return
-        for path in self._scope.paths:
-            parent = path.rpartition(b"/")[0]
-            if path not in target.folders and parent not in target.folders:
-                raise SnapshotError(f"The checkpoint has no {printable(path)}.", code=Code.INVALID_REQUEST, paths=[path])
+    def _check_scope(self, roots: Sequence[_Root]) -> None:
+        """A path that neither the checkpoint nor the workspace has is a slip of the pen."""
+        unknown = sorted(self._scope.paths.difference(*(root.planner.met for root in roots)))
+        if unknown:
+            raise SnapshotError(
+                f"Neither the checkpoint nor the workspace has {printable(unknown[0])}.",
+                code=Code.INVALID_REQUEST,
+                paths=unknown,
+                hint="'snapcore ls' shows what the checkpoint has.",
+            )
 
     async def _stage(self, root: _Root, stage: Stage, stager: ContentStager) -> None:
         async for window in root.planner.windows():
@@ -215,6 +219,7 @@ class _Restore:
                 changes += window.changes
                 size += sum(t.entry.size for t in window.files)
             self._guard_empty(root)
+        self._check_scope(roots)
         plan = RestorePlan(tuple(removes), tuple(adds), tuple(changes), size)
         return self._receipt(roots, plan)
 

@@ -185,6 +185,8 @@ class Database:
         code, what, retryable = _CODES.get(number & 0xFF, (Code.STORE_UNAVAILABLE, f"failed: {error.orig}", False))
         if code is Code.ACCESS_DENIED and not self.exists():
             code, what = Code.NO_REPOSITORY, "does not exist"
+        if code is Code.STORE_UNAVAILABLE and self._disk_is_full():
+            code, what, retryable = Code.STORE_FULL, "cannot be used on a full disk", False
         hint = {
             Code.READ_ONLY: "Make it writable, or only read.",
             Code.STORE_FULL: "Make room, then try again.",
@@ -192,6 +194,15 @@ class Database:
             Code.STORE_UNAVAILABLE: "Try again later." if retryable else "",
         }.get(code, "")
         return RepositoryError(f"The database {self.url} {what}.", code=code, hint=hint, retryable=retryable)
+
+    def _disk_is_full(self) -> bool:
+        """Whether the file's disk has no room at all: SQLite then cannot even read, and does not say why."""
+        if self.path is None:
+            return False
+        try:
+            return os.statvfs(os.path.dirname(self.path)).f_bavail == 0
+        except OSError:
+            return False
 
     def _make_engine(self) -> Engine:
         options: dict[str, Any]

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -14,6 +15,14 @@ import pytest
 import snapcore
 from snapcore.providers.direct import GRANULARITY_NS
 from snapcore.repository import Repository
+
+
+@pytest.fixture(autouse=True)
+def no_background_loop() -> Iterator[None]:
+    """The loop of `snapcore.blocking` lasts as long as its process; other tests want to see no thread of snapcore's."""
+    yield
+    if "snapcore.blocking" in sys.modules:
+        snapcore.blocking._loop.stop()
 
 
 @pytest.fixture

@@ -41,6 +41,9 @@ def _convert_plainly(param: Any) -> None:
     checked = param.process_value
 
     def process_value(ctx: Any, value: Any) -> Any:
+        # An empty text is a variable of the caller's that was not set, never a place or a name that is meant.
+        if value == "" or (param.multiple and value and "" in value):
+            raise typer.BadParameter("it is empty.", ctx=ctx, param=param)
         if value is None and not param.required:
             return param.callback(ctx, param, value) if param.callback else None
         if value is None or param.callback or convert is bool:

@@ -102,6 +102,8 @@ async def capture(
         )
     except SnapshotError as error:
         raise UsageError(error.message, hint=error.hint) from None
+    if wait is not None and not wait >= 0:  # NaN is not, either
+        raise UsageError("--wait takes a number of seconds that is not negative.")
     address, roots = places(directory, root)
     hidden = secrets(secret_env, secret_file)
     started = time.monotonic()

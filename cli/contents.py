@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import At, OptionalThread
-from .output import entry_fields, mode_text, path_fields, path_list, print_json, print_json_array, print_line
+from .output import entry_fields, mode_text, path_fields, path_list, path_text, print_json, print_json_array, print_line
 from .runtime import Exit, Invocation, UsageError, command, resolve
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ async def _as_json(entries: "AsyncIterator[Entry]") -> AsyncIterator[object]:
 
 
 def _line(entry: "Entry", *, long: bool) -> str:
-    path = path_fields(entry.path)["path"] or "."
+    path = path_text(entry.path)
     if not long:
         return path
     target = f" -> {path_fields(entry.target)['path']}" if entry.target else ""
@@ -100,7 +100,7 @@ async def diff(
     elif invocation.tells:
         for name, sign in (("removed", "-"), ("added", "+"), ("changed", "~")):
             for path in parts[name]:
-                print_line(f"{sign} {path_fields(path)['path'] or '.'}")
+                print_line(f"{sign} {path_text(path)}")
     return Exit.DONE
 
 

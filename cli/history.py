@@ -62,7 +62,7 @@ async def show(invocation: Invocation, *, checkpoint: At, thread: OptionalThread
     async with invocation.repository() as repo:
         found = await resolve(repo, checkpoint, thread)
     if invocation.json:
-        print_json(_details(found))
+        print_json({"message_type": "show", **_details(found)})
     elif invocation.tells:
         for name, value in _details(found).items():
             if isinstance(value, list):

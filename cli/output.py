@@ -19,6 +19,7 @@ __all__ = [
     "mode_text",
     "path_fields",
     "path_list",
+    "path_text",
     "print_error",
     "print_json",
     "print_json_array",
@@ -117,6 +118,11 @@ def path_list(paths: Iterable[bytes]) -> list[str]:
     return [path_fields(path)["path"] for path in paths]
 
 
+def path_text(path: bytes) -> str:
+    """A path for a reader, the root folder as `.`."""
+    return path_fields(path)["path"] or "."
+
+
 def count(number: int, noun: str) -> str:
     """`1 file`, `2,000 files`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
@@ -182,6 +188,8 @@ def entry_fields(entry: "Entry") -> dict[str, Any]:
         fields.update({f"target{key[4:]}": value for key, value in path_fields(entry.target).items()})
     if entry.hardlink:
         fields.update({f"hardlink{key[4:]}": value for key, value in path_fields(entry.hardlink).items()})
-    if entry.redactions:
+    if entry.redaction_chunks or entry.redaction_list:
+        fields["redacted_bytes"] = None  # kept apart from the entry; not worth a read of the store for each
+    elif entry.redactions:
         fields["redacted_bytes"] = sum(redaction.length for redaction in entry.redactions)
     return fields

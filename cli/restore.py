@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import AllowAnyRoot, DryRun, SecretEnv, SecretFile, Spec, Thread
-from .output import count, path_fields, path_list, print_json, print_line, size
+from .output import count, path_fields, path_list, path_text, print_json, print_line, size
 from .progress import progress
 from .runtime import Exit, Invocation, UsageError, command, places, resolve, secrets
 
@@ -59,6 +59,8 @@ async def restore(
         raise UsageError("--verify takes 'stat' or 'content'.")
     address, roots = places(directory, root)
     hidden = secrets(secret_env, secret_file)
+    if reinject and hidden is None:
+        raise UsageError("--reinject has no secret to put back.", hint="Name them: --secret-env NAME, --secret-file NAME=PATH.")
     started = time.monotonic()
     async with invocation.repository() as repo:
         found = await resolve(repo, checkpoint or "latest", thread)
@@ -128,7 +130,7 @@ def _tell(invocation: Invocation, receipt: "Receipt", seconds: float) -> None:
     if receipt.dry_run and receipt.plan is not None:
         for sign, paths in (("-", receipt.plan.removes), ("+", receipt.plan.adds), ("~", receipt.plan.changes)):
             for path in paths:
-                print_line(f"{sign} {path_fields(path)['path']}")
+                print_line(f"{sign} {path_text(path)}")
     verb = "would restore" if receipt.dry_run else "restored"
     print_line(
         f"{verb} checkpoint {receipt.checkpoint_id}: "
@@ -142,8 +144,8 @@ def _tell(invocation: Invocation, receipt: "Receipt", seconds: float) -> None:
         print_line(f"{count(len(receipt.redacted), 'file')} with a redacted secret; --reinject puts secrets back")
     if receipt.kept and invocation.verbose:
         for path in receipt.kept:
-            print_line(f"left alone: {path_fields(path)['path']}")
+            print_line(f"left alone: {path_text(path)}")
     elif receipt.kept:
         print_line(f"left alone: {count(len(receipt.kept), 'path')}; --verbose names them")
     for path, reason in receipt.differences:
-        print_line(f"differs: {path_fields(path)['path']}: {reason}")
+        print_line(f"differs: {path_text(path)}: {reason}")

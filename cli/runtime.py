@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec
 
@@ -125,8 +125,10 @@ def _run(invocation: Invocation, work: Callable[[], Awaitable[int]]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.SIGNAL + signal.SIGPIPE
     except _SignalError as interrupt:
+        _tell_interruption(invocation)
         return Exit.SIGNAL + interrupt.number
     except KeyboardInterrupt:
+        _tell_interruption(invocation)
         return Exit.SIGNAL + signal.SIGINT
     except SnapcoreError as error:
         if invocation.debug:
@@ -140,6 +142,13 @@ def _run(invocation: Invocation, work: Callable[[], Awaitable[int]]) -> int:
         print_system_error(error, as_json=invocation.json)
         return Exit.FAILED
     return code
+
+
+def _tell_interruption(invocation: Invocation) -> None:
+    if not invocation.quiet:
+        with suppress(OSError):  # a terminal that is gone, say
+            sys.stderr.write("interrupted\n")
+            sys.stderr.flush()
 
 
 def _exit_code(error: SnapcoreError) -> int:
@@ -199,7 +208,19 @@ def secrets(from_environment: list[str] | None, from_files: list[str] | None) ->
                 found[name] = file.read().rstrip(b"\r\n")
         except OSError as error:
             raise UsageError(f"The secret file {path} cannot be read: {error.strerror}.") from None
+    for name, value in found.items():
+        _check_length(name, value)
     return found or None
+
+
+def _check_length(name: str, value: bytes) -> None:
+    from snapcore.redaction import MIN_SECRET_BYTES
+
+    if len(value.strip()) < MIN_SECRET_BYTES:
+        raise UsageError(
+            f"The value of secret '{name}' has less than {MIN_SECRET_BYTES} bytes and would be found everywhere.",
+            hint="The command has no option to take it nevertheless: leave it out.",
+        )
 
 
 def places(directory: str | None, roots: list[str] | None) -> tuple[str, dict[str, str] | None]:
@@ -218,6 +239,8 @@ def places(directory: str | None, roots: list[str] | None) -> tuple[str, dict[st
         name, separator, path = given.partition("=")
         if not (separator and name and path):
             raise UsageError("--root takes NAME=DIR.")
+        if name in named:
+            raise UsageError(f"--root names '{name}' twice.", hint="Give each folder a name of its own.")
         named[name] = os.path.abspath(path)
     return os.getcwd(), named
 

@@ -147,6 +147,7 @@ def test_threads(made: Run) -> None:
 def test_show(made: Run) -> None:
     shown = made("show", "label:first", "--thread", "t", "--json").json
     assert (shown["id"], shown["roots"][0]["files"]) == ("one", 2)
+    assert made("show", "one", "--json").json["message_type"] == "show"
     assert "content_id" in made("show", "one").text
 
 
@@ -291,6 +292,26 @@ def test_secrets_are_taken_out_and_put_back(run: Run, tree: Path, tmp_path: Path
     assert plain["redacted"] == ["config"]
     run("restore", str(tmp_path / "whole"), "--thread", "t", "--reinject", *secrets)
     assert (tmp_path / "whole" / "config").read_bytes() == b"a=tok-123456789\nb=swordfish!\n"
+
+
+def test_ls_says_how_much_is_redacted_where_the_entry_tells(run: Run, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("init")
+    monkeypatch.setenv("TEST_TOKEN", "tok-123456789")
+    (tree / "few").write_bytes(b"tok-123456789\n" * 64)
+    (tree / "many").write_bytes(b"tok-123456789\n" * 65)
+    run("capture", str(tree), "--thread", "t", "--secret-env", "TEST_TOKEN")
+    entries = {each["path"]: each for each in run("ls", "latest", "--thread", "t", "--json").json}
+    assert entries["few"]["redacted_bytes"] == 64 * 13
+    assert entries["many"]["redacted_bytes"] is None
+    assert "redacted_bytes" not in entries["notes.txt"]
+
+
+def test_the_root_folder_is_shown_as_a_dot(made: Run, tree: Path) -> None:
+    tree.chmod(0o700 if tree.stat().st_mode & 0o77 else 0o755)
+    lines = made("restore", str(tree), "--thread", "t", "-n").text.splitlines()
+    assert lines[0] == "~ ."
+    made("capture", str(tree), "--thread", "t", "--id", "three")
+    assert made("diff", "two", "three").text.splitlines() == ["~ ."]
 
 
 def test_names_that_are_not_utf8_are_exact_in_json(run: Run, tree: Path) -> None:

@@ -148,3 +148,50 @@ def test_a_foreign_file_in_the_place_of_the_database(run: Run, repo: Path) -> No
 
 def test_debug_shows_the_traceback(run: Run) -> None:
     assert "Traceback" in run("list", "-t", "t", "--debug", code=10).stderr
+
+
+def test_an_empty_value_is_a_variable_that_was_not_set(made: Run, tree: Path) -> None:
+    before = sorted(os.listdir(tree))
+    place = str(tree)
+    for wrong in (
+        ("restore", "", "--thread", "t"),
+        ("restore", place, "--thread", "t", "-c", ""),
+        ("restore", place, "--thread", ""),
+        ("restore", place, "--thread", "t", "--repo", ""),
+        ("restore", place, "--thread", "t", "--database", ""),
+        ("restore", place, "--thread", "t", "--paths", ""),
+        ("restore", place, "--thread", "t", "--paths", "src", "--paths", ""),
+        ("capture", "", "--thread", "t"),
+        ("capture", place, "--thread", "t", "--label", ""),
+        ("capture", place, "--thread", "t", "--id", ""),
+        ("label", "one", "", "--thread", "t"),
+        ("fork", "--thread", "t", "--to", ""),
+        ("show", ""),
+        ("init", "--repo", ""),
+    ):
+        outcome = made(*wrong, code=2)
+        assert outcome.stdout == b""
+        assert "it is empty" in outcome.stderr
+    assert sorted(os.listdir(tree)) == before
+    kept = made("list", "--thread", "t", "--json").json
+    assert [(each["id"], each["label"]) for each in kept] == [("one", "first"), ("two", None)]
+
+
+def test_values_that_make_no_sense(made: Run, tree: Path) -> None:
+    for wait in ("-1", "nan", "-inf"):
+        assert "--wait" in made("capture", str(tree), "--thread", "t", "--wait", wait, code=2).stderr
+    made("capture", str(tree), "--thread", "t", "--wait", "0")
+    twice = ("--root", f"a={tree}", "--root", f"a={tree / 'src'}")
+    for command in ("capture", "restore"):
+        assert "twice" in made(command, "--thread", "t", *twice, code=2).stderr
+    assert "--secret-env" in made("restore", str(tree), "--thread", "t", "--reinject", code=2).stderr
+
+
+@pytest.mark.parametrize("value", ["", "short", "  short  "])
+def test_a_secret_too_short_to_look_for(made: Run, tree: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("TEST_SHORT", value)
+    for command in ("capture", "restore"):
+        outcome = made(command, str(tree), "--thread", "t", "--secret-env", "TEST_SHORT", "--json", code=2)
+        assert "TEST_SHORT" in outcome.error["message"]
+        assert "no option" in outcome.error["hint"]
+        assert "allow_short" not in outcome.stderr

@@ -186,7 +186,7 @@ class Database:
         if code is Code.ACCESS_DENIED and not self.exists():
             code, what = Code.NO_REPOSITORY, "does not exist"
         if code is Code.STORE_UNAVAILABLE and self._disk_is_full():
-            code, what, retryable = Code.STORE_FULL, "cannot be used on a full disk", False
+            code, what = Code.STORE_FULL, "cannot be used on a full disk"
         hint = {
             Code.READ_ONLY: "Make it writable, or only read.",
             Code.STORE_FULL: "Make room, then try again.",

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from snapcore.cli.restore import _tell
+from snapcore.cli.runtime import Invocation
+from snapcore.restoring import Receipt
+
 from .conftest import Run
 
 CHECKPOINT_KEYS = {"id", "parent_id", "reason", "label", "created_at", "content_id", "files", "bytes"}
@@ -373,3 +377,10 @@ def test_every_json_answer_is_one_value(made: Run, tree: Path) -> None:
         ("restore", str(tree), "-t", "t"),
     ):
         json.loads(made(*command, "--json").stdout)
+
+
+def test_what_the_root_folder_could_not_hold_is_shown_under_a_dot(capsys: pytest.CaptureFixture[str]) -> None:
+    told = Receipt(checkpoint_id="one", content_id=b"", files=0, folders=0, links=0, bytes=0, differences=((b"", "other mode"),))
+    words = Invocation(repo="", database=None, json=False, quiet=False, verbose=False, debug=False)
+    _tell(words, told, 0.1)
+    assert capsys.readouterr().out.splitlines()[-1] == "differs: .: other mode"

@@ -388,7 +388,7 @@ def _checked_value(value: object, name: str, *, allow_short: bool) -> bytes:
     if len(data) < MIN_SECRET_BYTES and not allow_short:
         raise invalid(
             f"The value of secret '{name}' has less than {MIN_SECRET_BYTES} bytes and would be found everywhere.",
-            "Use allow_short to take it nevertheless.",
+            "Use allow_short_secrets to take it nevertheless.",
         )
     return data
 

@@ -27,6 +27,7 @@ __all__ = [
     "content_fields",
     "content_id",
     "decode_chunk_list",
+    "decode_entries",
     "decode_page",
     "encode_chunk_list",
     "load_index",
@@ -254,10 +255,7 @@ def _decode_index(raw: bytes) -> _IndexPage:
 
 def decode_page(raw: bytes) -> list[Entry]:
     """The entries of a page, each valid by itself. Raises `SnapshotError` `INVALID_BLOB`."""
-    try:
-        entries = _entries_decoder.decode(raw)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise _broken("a page cannot be read") from error
+    entries = decode_entries(raw)
     if not entries:
         raise _broken("a page is empty")
     for e in entries:
@@ -267,6 +265,14 @@ def decode_page(raw: bytes) -> list[Entry]:
         if not (plain and whole and lists):
             raise _broken("a page holds an impossible entry")
     return entries
+
+
+def decode_entries(raw: bytes) -> list[Entry]:
+    """The entries of a page that `decode_page` has accepted before: its values are not looked at again."""
+    try:
+        return _entries_decoder.decode(raw)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _broken("a page cannot be read") from error
 
 
 def validate_entries(entries: Iterable[Entry], previous: Entry | None, folders: list[bytes]) -> Entry | None:

@@ -401,7 +401,8 @@ def validate_path(path: bytes) -> None:
     """Refuse a path that could lead out of a root: absolute, empty component, `.`, `..`, NUL. The root `b""` is valid."""
     if not path:
         return
-    if b"\0" in path or any(part in (b"", b".", b"..") for part in path.split(b"/")):
+    parts = b"/" + path + b"/"
+    if b"\0" in parts or b"//" in parts or b"/./" in parts or b"/../" in parts:
         raise SnapshotError(f"The path {path!r} is not a plain relative path.", code=Code.INVALID_PATH, paths=[path])
 
 

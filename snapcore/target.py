@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .errors import Code, SnapshotError
-from .manifest import IndexEntry, decode_page, validate_entries
+from .manifest import IndexEntry, decode_entries, decode_page, validate_entries
 from .model import Entry, Kind, RecordType, RootState
 from .records import RecordReader
 
@@ -30,7 +30,8 @@ class Target:
         """The entries of pages by page id."""
         absent = [i for i in page_ids if i not in self._cache]
         fetched = await self._reader.fetch(absent, RecordType.PAGE) if absent else {}
-        return {i: decode_page(self._cache[i] if i in self._cache else fetched[i]) for i in page_ids}
+        # what is in the cache was checked when it was loaded
+        return {i: decode_entries(self._cache[i]) if i in self._cache else decode_page(fetched[i]) for i in page_ids}
 
 
 async def load_target(reader: RecordReader, root: RootState) -> Target:

@@ -1,11 +1,13 @@
 """`snapcore.capture` and `snapcore.restore`: for those who bring their own stores."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .model import Checkpoint
 from .protocols import BlobStore, CheckpointStore
 from .repository import borrowed
-from .restoring import Receipt
+
+if TYPE_CHECKING:
+    from .restoring import Receipt
 
 __all__ = ["capture", "restore"]
 
@@ -21,7 +23,7 @@ async def capture(*, handle: Any, checkpoints: CheckpointStore, blobs: BlobStore
 
 async def restore(
     *, handle: Any, checkpoints: CheckpointStore, blobs: BlobStore, thread_id: str, **options: Any
-) -> Receipt | None:
+) -> "Receipt | None":
     """Restore a thread's head, or the checkpoint asked for, into `handle`. As `Repository.restore`."""
     async with borrowed(blobs, checkpoints) as repository:
         return await repository.restore(handle, thread_id=thread_id, **options)

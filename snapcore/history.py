@@ -157,7 +157,12 @@ async def delete(engine: Engine, thread_id: str, checkpoint_id: str | None) -> C
     """Remove a checkpoint (the head when None) from its thread. What only it referred to becomes garbage."""
     source = await _source(engine, thread_id, checkpoint_id)
     async with WriterHold(engine, thread_id) as hold:
-        return await _surely(lambda: engine.checkpoints.delete(hold.lease, source.id), lambda: _when_gone(engine, source))
+        return await _surely(lambda: _delete(engine, hold, source), lambda: _when_gone(engine, source))
+
+
+async def _delete(engine: Engine, hold: WriterHold, checkpoint: Checkpoint) -> Checkpoint:
+    (removed,) = await engine.checkpoints.delete(hold.lease, [checkpoint.id])
+    return removed
 
 
 async def _when_gone(engine: Engine, checkpoint: Checkpoint) -> Checkpoint | None:

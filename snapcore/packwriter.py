@@ -17,7 +17,7 @@ from .protocols import Buffer, Commit
 
 __all__ = ["NewRecord", "PackWriter", "new_pack_id"]
 
-MAX_UPLOADS: Final = 1
+IDS_RESERVED: Final = 4  # pack ids entered by one transaction, for each upload that may run at once
 _NAMES: Final = {
     RecordType.CHUNK: "A chunk of a file",
     RecordType.CHUNK_LIST: "A list of a file's chunks",
@@ -66,8 +66,9 @@ class PackWriter:
         self._structure: list[NewRecord] = []
         self._structure_bytes = 0
         self._claimed = IdSet()
-        self._uploads: asyncio.Task[None] | None = None
-        self._waiting = asyncio.Semaphore(MAX_UPLOADS)
+        self._reserved: list[str] = []
+        self._uploads: set[asyncio.Task[None]] = set()
+        self._waiting = asyncio.Semaphore(engine.blobs.uploads_at_once)
         self._flushing = asyncio.Lock()
         self._own: list[str] = []
         self._sound: dict[str, int] = {}  # sizes of packs of others that were found in the blob store
@@ -158,8 +159,8 @@ class PackWriter:
             while self._structure:
                 await self._flush_content()
                 self._take_structure()
-        if self._uploads is not None:
-            await self._uploads
+        for upload in list(self._uploads):
+            await upload
         packs = []
         if self._content.records:
             packs.append(await self._put(self._content))
@@ -170,15 +171,21 @@ class PackWriter:
         self._claimed.remove(self.refs)
         self.refs.clear()
         self._lookups = True
-        self._content = PackBuilder(new_pack_id())
+        self._content = PackBuilder(await self._next_id())
         for pack in commit.packs:
-            self.refs |= await self._engine.checkpoints.add_pack(self._lease, pack, self._content.pack_id)
+            self.refs |= await self._engine.checkpoints.add_pack(self._lease, pack)
             self._own.append(pack.pack_id)
 
     async def abandon(self) -> None:
         """Stop uploading. What was put is garbage, to be found by gc."""
-        if self._uploads is not None:
-            await stop([self._uploads])
+        await stop(list(self._uploads))
+
+    async def _next_id(self) -> str:
+        """A pack id that the store knows as this writer's: a blob that it knows nothing of would be a stray for ever."""
+        if not self._reserved:
+            self._reserved = [new_pack_id() for _ in range(IDS_RESERVED * self._engine.blobs.uploads_at_once)]
+            await self._engine.checkpoints.reserve_packs(self._lease, self._reserved)
+        return self._reserved.pop()
 
     def _take_structure(self) -> None:
         """Move structure into the pack, as much as it has room for."""
@@ -206,24 +213,26 @@ class PackWriter:
         if not self._content.records:
             return
         await self._waiting.acquire()
-        full, self._content = self._content, PackBuilder(new_pack_id())
-        previous = self._uploads
-        self._uploads = asyncio.create_task(self._upload(full, self._content.pack_id, previous))
-
-    async def _upload(self, builder: PackBuilder, next_id: str, previous: asyncio.Task[None] | None) -> None:
-        # one after another: a pack may only be put once the transaction that enters its predecessor has entered its row
         try:
-            if previous is not None:
-                await previous
+            next_id = await self._next_id()
+        except BaseException:
+            self._waiting.release()
+            raise
+        full, self._content = self._content, PackBuilder(next_id)
+        self._uploads.add(asyncio.create_task(self._upload(full)))
+
+    async def _upload(self, builder: PackBuilder) -> None:
+        try:
             pack = await self._put(builder)
-            self.refs |= await self._engine.checkpoints.add_pack(self._lease, pack, next_id)
+            self.refs |= await self._engine.checkpoints.add_pack(self._lease, pack)
             self._own.append(pack.pack_id)
         finally:
             self._waiting.release()
 
     def _raise_failed(self) -> None:
-        if self._uploads is not None and self._uploads.done():
-            self._uploads.result()
+        for upload in [u for u in self._uploads if u.done()]:
+            upload.result()
+            self._uploads.discard(upload)
 
     async def _put(self, builder: PackBuilder) -> PackWrite:
         records = tuple(builder.records)

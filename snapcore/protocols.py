@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from .maintenance import MaintenanceStore
 from .model import (
     Capabilities,
     Checkpoint,
@@ -83,6 +84,11 @@ class BlobStore(Protocol):
         """The address of this store, without credentials."""
         ...
 
+    @property
+    def uploads_at_once(self) -> int:
+        """How many puts at once serve it best. Each holds a pack in memory."""
+        ...
+
     async def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes `[offset, offset + length)`, or to the end. Raises `SnapshotError` with `MISSING_BLOB` when there is no such
         blob, `INVALID_BLOB` when it ends before `offset + length`."""
@@ -123,7 +129,8 @@ class StoreIdentity(msgspec.Struct, frozen=True):
 class Grant(msgspec.Struct, frozen=True):
     """What `acquire_writer` found, all in one transaction: the lease, the thread's head, the manifest that the stat cache of
     the sandbox and each root asked for aligns with (by root name) and the redaction fingerprint it was made under,
-    checkpoints deleted since the head was written, and whether the store holds any record at all."""
+    checkpoints deleted since the head was written, whether the store holds any record at all, and whether records were lost
+    since the head was written (`damaged`): its contents cannot be relied on unseen then."""
 
     lease: WriterLease
     head: Checkpoint | None = None
@@ -131,6 +138,7 @@ class Grant(msgspec.Struct, frozen=True):
     base_redactions: dict[str, bytes] = {}
     deleted: tuple[str, ...] = ()
     has_records: bool = True
+    damaged: bool = False
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -148,7 +156,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """A reader's hold on records: gc treats `roots` (record ids) as live until `expires_at`."""
+    """A reader's hold on trees: gc treats all that the manifests `roots` lead to as live until `expires_at`."""
 
     id: str
     roots: tuple[bytes, ...]
@@ -164,8 +172,9 @@ class PackInfo(msgspec.Struct, frozen=True):
     commit_seq: int | None
 
 
-class CheckpointStore(Protocol):
-    """Threads, checkpoints, leases, packs and the stat cache: one transactional store.
+class CheckpointStore(MaintenanceStore, Protocol):
+    """Threads, checkpoints, leases, packs and the stat cache: one transactional store. What only gc and repair need of it is in
+    `MaintenanceStore`.
 
     Every mutating method is one transaction that first locks the repository row; a failure leaves the state unchanged.
     Checkpoints returned are independent values. Lists order by `created_at`, then id as UTF-8 bytes. Invalid thread or
@@ -224,8 +233,12 @@ class CheckpointStore(Protocol):
 
     # ---- packs and records
 
-    async def add_pack(self, lease: WriterLease, pack: PackWrite, next_pack_id: str | None = None) -> frozenset[bytes]:
-        """Enter the records of a pack that was put, the pack staying `writing`; enter `next_pack_id` as a new pack `writing`.
+    async def reserve_packs(self, lease: WriterLease, pack_ids: Sequence[str]) -> None:
+        """Enter packs in state `writing`, owned by the lease: before they are put. Safe to repeat."""
+        ...
+
+    async def add_pack(self, lease: WriterLease, pack: PackWrite) -> frozenset[bytes]:
+        """Enter the records of a reserved pack that was put, the pack staying `writing`.
 
         Returns the ids whose rows lead to a pack that is live, condemned or of this lease: the new pack's copy is then not
         used, and the commit of this pack stamps the other one by itself; they need not be in `Commit.refs`. Safe to repeat.
@@ -294,9 +307,10 @@ class CheckpointStore(Protocol):
         The lease is kept."""
         ...
 
-    async def delete(self, lease: WriterLease, checkpoint_id: str) -> Checkpoint:
-        """Remove a checkpoint from its thread; when it was the head, the newest that remains becomes the head. Frees its
-        idempotency key. `MISSING_CHECKPOINT` when the thread has none such. The lease is kept. Returns what was removed."""
+    async def delete(self, lease: WriterLease, checkpoint_ids: Sequence[str]) -> list[Checkpoint]:
+        """Remove checkpoints from their thread; when the head is among them, the newest that remains becomes the head. Frees
+        their idempotency keys. `MISSING_CHECKPOINT`, and nothing removed, when the thread has one of them not. The lease is
+        kept. Returns what was removed."""
         ...
 
     async def get(self, thread_id: str, checkpoint_id: str) -> Checkpoint | None:
@@ -330,8 +344,8 @@ class CheckpointStore(Protocol):
     # ---- readers
 
     async def pin(self, roots: Sequence[bytes], source: tuple[str, str], *, ttl: float = 3600.0) -> Pin:
-        """Hold records for `ttl` seconds. `source` is locked and must exist (`MISSING_CHECKPOINT`). Raises `RepositoryError`
-        `READ_ONLY` when the database cannot be written."""
+        """Hold trees, by the ids of their manifests, for `ttl` seconds. `source` is locked and must exist (`MISSING_CHECKPOINT`).
+        Raises `RepositoryError` `READ_ONLY` when the database cannot be written."""
         ...
 
     async def renew_pin(self, pin: Pin, *, ttl: float = 3600.0) -> Pin:

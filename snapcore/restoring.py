@@ -415,7 +415,7 @@ async def _abort(stage: Stage) -> None:
 @asynccontextmanager
 async def _pinned(engine: Engine, checkpoint: Checkpoint) -> AsyncIterator[None]:
     """Hold the checkpoint's records against gc. With a read-only database there is no hold, and no gc that could be told."""
-    roots = [root.manifest for root in checkpoint.roots] + [checkpoint.record_id]
+    roots = [root.manifest for root in checkpoint.roots]
     try:
         pin: Pin | None = await finish(
             engine.checkpoints.pin(roots, (checkpoint.thread_id, checkpoint.id), ttl=PIN_SECONDS),

@@ -17,6 +17,7 @@ __all__ = [
     "check_pack",
     "check_pack_id",
     "check_record_ids",
+    "microseconds",
 ]
 
 REASONS: Final = frozenset({"automatic", "named", "fork-root", "rewind"})
@@ -130,3 +131,10 @@ def check_commit(commit: Commit) -> None:
     for pack_id in commit.own:
         check_pack_id(pack_id)
     check_record_ids(commit.refs)
+
+
+def microseconds(seconds: float) -> int:
+    """A length of time in whole microseconds. Refuses (`INVALID_REQUEST`) one that is negative, not finite or over 30 years."""
+    if not 0 <= seconds < 10**9:
+        raise SnapshotError("A length of time is 0 seconds or more.", code=Code.INVALID_REQUEST)
+    return int(seconds * 1_000_000)

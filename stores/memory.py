@@ -21,6 +21,11 @@ class MemoryBlobStore:
         """The address of this store."""
         return "memory://"
 
+    @property
+    def uploads_at_once(self) -> int:
+        """One: a second put at the same time would only take memory and turns on the disk."""
+        return 1
+
     async def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes of a range of a blob; see `BlobStore`."""
         validate_key(key)

@@ -25,14 +25,13 @@ from snapcore.protocols import Commit, Grant, PackInfo, Pin, StoreIdentity
 from . import checks, sql_checkpoints, sql_leases, sql_packs, sql_stats
 from . import sql_schema as schema
 from .sql_dialects import Database
+from .sql_maintenance import SqlMaintenance
 from .sql_transactions import Transaction, Transactions
 
 __all__ = ["SqlCheckpointStore"]
 
-_MICROSECONDS = 1_000_000
 
-
-class SqlCheckpointStore:
+class SqlCheckpointStore(SqlMaintenance):
     """A `CheckpointStore` on a SQL database.
 
     `url` is `sqlite:///path` (relative, or absolute with a fourth slash) or `sqlite://` for a database in memory that
@@ -45,8 +44,8 @@ class SqlCheckpointStore:
 
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None, busy_timeout: float = 30.0) -> None:
         database = Database(url, busy_timeout=busy_timeout)
+        super().__init__(Transactions(database, clock))
         self._url = database.url
-        self._transactions = Transactions(database, clock)
 
     @property
     def url(self) -> str:
@@ -108,8 +107,7 @@ class SqlCheckpointStore:
 
         def work(tx: Transaction) -> Grant:
             lease = sql_leases.acquire(tx, thread_id, microseconds, holder)
-            if pack_id is not None:
-                sql_packs.begin_pack(tx, lease, pack_id)
+            sql_packs.reserve(tx, [] if pack_id is None else [pack_id], lease.token, lease.fence)
             bases, redactions = sql_stats.bases(tx, sandbox_id, roots) if sandbox_id is not None else ({}, {})
             return Grant(
                 lease=lease,
@@ -118,6 +116,7 @@ class SqlCheckpointStore:
                 base_redactions=redactions,
                 deleted=sql_checkpoints.deleted_since_head(tx, thread_id),
                 has_records=sql_packs.has_records(tx),
+                damaged=sql_checkpoints.is_damaged(tx, thread_id),
             )
 
         return await self._transactions.write(work)
@@ -132,18 +131,24 @@ class SqlCheckpointStore:
 
     # ---- packs and records
 
-    async def add_pack(self, lease: WriterLease, pack: PackWrite, next_pack_id: str | None = None) -> frozenset[bytes]:
+    async def reserve_packs(self, lease: WriterLease, pack_ids: Sequence[str]) -> None:
+        """Enter packs in state `writing`, owned by the lease."""
+        for pack_id in pack_ids:
+            checks.check_pack_id(pack_id)
+
+        def work(tx: Transaction) -> None:
+            sql_leases.check(tx, lease)
+            sql_packs.reserve(tx, pack_ids, lease.token, lease.fence)
+
+        await self._transactions.write(work)
+
+    async def add_pack(self, lease: WriterLease, pack: PackWrite) -> frozenset[bytes]:
         """Enter the records of a pack that was put; see `CheckpointStore`."""
         checks.check_pack(pack)
-        if next_pack_id is not None:
-            checks.check_pack_id(next_pack_id)
 
         def work(tx: Transaction) -> frozenset[bytes]:
             sql_leases.check(tx, lease)
-            elsewhere = sql_packs.enter(tx, lease, pack)
-            if next_pack_id is not None:
-                sql_packs.begin_pack(tx, lease, next_pack_id)
-            return elsewhere
+            return sql_packs.enter(tx, lease, pack)
 
         return await self._transactions.write(work)
 
@@ -209,10 +214,11 @@ class SqlCheckpointStore:
             lambda tx: sql_checkpoints.set_label(tx, lease, checkpoint_id, label, record_id, commit)
         )
 
-    async def delete(self, lease: WriterLease, checkpoint_id: str) -> Checkpoint:
-        """Remove a checkpoint; see `CheckpointStore`."""
-        validate_id(checkpoint_id)
-        return await self._transactions.write(lambda tx: sql_checkpoints.remove(tx, lease, checkpoint_id))
+    async def delete(self, lease: WriterLease, checkpoint_ids: Sequence[str]) -> list[Checkpoint]:
+        """Remove checkpoints; see `CheckpointStore`."""
+        for checkpoint_id in checkpoint_ids:
+            validate_id(checkpoint_id)
+        return await self._transactions.write(lambda tx: sql_checkpoints.remove(tx, lease, checkpoint_ids))
 
     async def get(self, thread_id: str, checkpoint_id: str) -> Checkpoint | None:
         """A checkpoint of the thread."""
@@ -306,4 +312,4 @@ def _check_source(source: tuple[str, str]) -> None:
 def _ttl(seconds: float) -> int:
     if not 0 < seconds < 10**9:
         raise SnapshotError("A lease or a pin lasts more than 0 seconds.", code=Code.INVALID_REQUEST)
-    return max(1, int(seconds * _MICROSECONDS))
+    return max(1, checks.microseconds(seconds))

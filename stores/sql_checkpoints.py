@@ -1,6 +1,6 @@
 """Threads and their checkpoints, as functions on a running transaction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +12,7 @@ from snapcore.protocols import Commit
 
 from . import sql_leases, sql_packs, sql_stats
 from . import sql_schema as schema
-from .sql_dialects import insert_or_ignore
+from .sql_dialects import batches, insert_or_ignore
 from .sql_transactions import Transaction
 
 __all__ = [
@@ -20,15 +20,18 @@ __all__ = [
     "by_idempotency_key",
     "by_label",
     "deleted_since_head",
+    "enter",
     "find",
     "fork",
     "get",
     "head",
+    "is_damaged",
     "list_thread",
     "list_threads",
     "remove",
     "require",
     "set_label",
+    "set_newest_head",
 ]
 
 _ROWS = schema.checkpoints
@@ -129,7 +132,7 @@ def append(
         if source is not None:
             require(tx, *source)
 
-    return _add(tx, lease, checkpoint, commit, check_place, release)
+    return _add(tx, lease, checkpoint, commit, check_place, source, release)
 
 
 def fork(tx: Transaction, lease: WriterLease, checkpoint: Checkpoint, commit: Commit, source: tuple[str, str]) -> Checkpoint:
@@ -144,7 +147,7 @@ def fork(tx: Transaction, lease: WriterLease, checkpoint: Checkpoint, commit: Co
                 hint="Fork into a new thread.",
             )
 
-    return _add(tx, lease, checkpoint, commit, check_place, release=True)
+    return _add(tx, lease, checkpoint, commit, check_place, source, release=True)
 
 
 def set_label(
@@ -156,26 +159,52 @@ def set_label(
     new = msgspec.structs.replace(relabelled(old, label), record_id=record_id)
     sql_packs.settle(tx, lease, commit, [record_id])
     sql_stats.save(tx, commit.stats)
-    tx.connection.execute(update(_ROWS).where(_ROWS.c.id == checkpoint_id).values(_columns(tx, new)))
+    seq = _seq(tx, checkpoint_id)  # its content is no newer for it
+    tx.connection.execute(update(_ROWS).where(_ROWS.c.id == checkpoint_id).values(_columns(new, seq)))
     return _copy(new)
 
 
-def remove(tx: Transaction, lease: WriterLease, checkpoint_id: str) -> Checkpoint:
-    """Remove a checkpoint; the newest that remains becomes the head if it was the head."""
+def remove(tx: Transaction, lease: WriterLease, checkpoint_ids: Sequence[str]) -> list[Checkpoint]:
+    """Remove checkpoints; the newest that remains becomes the head if the head is among them."""
     sql_leases.check(tx, lease)
     thread_id = lease.thread_id
-    removed = require(tx, thread_id, checkpoint_id)
-    tx.connection.execute(delete(_ROWS).where(_ROWS.c.id == checkpoint_id))
-    tx.connection.execute(insert_or_ignore(_DELETIONS), [{"thread_id": thread_id, "checkpoint_id": checkpoint_id}])
-    if _head_id(tx, thread_id) == checkpoint_id:
-        newest = (
-            select(_ROWS.c.id)
-            .where(_ROWS.c.thread_id == thread_id)
-            .order_by(_ROWS.c.created_at.desc(), _ROWS.c.id.desc())
-            .limit(1)
-        )
-        _set_head(tx, thread_id, tx.connection.scalar(newest))
+    removed = [require(tx, thread_id, checkpoint_id) for checkpoint_id in dict.fromkeys(checkpoint_ids)]
+    ids = [checkpoint.id for checkpoint in removed]
+    for some in batches(ids):
+        tx.connection.execute(delete(_ROWS).where(_ROWS.c.id.in_(some)))
+        rows = [{"thread_id": thread_id, "checkpoint_id": checkpoint_id} for checkpoint_id in some]
+        tx.connection.execute(insert_or_ignore(_DELETIONS), rows)
+    if _head_id(tx, thread_id) in ids:
+        set_newest_head(tx, thread_id)
     return removed
+
+
+def enter(tx: Transaction, checkpoint: Checkpoint) -> bool:
+    """Enter a checkpoint as it is, unless its id or its idempotency key is taken; nothing is known of its records. Returns
+    whether it was entered."""
+    if _one(tx, select(_ROWS.c.record).where(_ROWS.c.id == checkpoint.id)) is not None:
+        return False
+    tx.connection.execute(insert_or_ignore(_ROWS), [_columns(checkpoint, 0)])
+    tx.connection.execute(insert_or_ignore(_THREADS), [{"thread_id": checkpoint.thread_id}])
+    return get(tx, checkpoint.thread_id, checkpoint.id) is not None
+
+
+def set_newest_head(tx: Transaction, thread_id: str) -> bool:
+    """Make the thread's newest checkpoint its head; None when it has none. Returns whether that changed it."""
+    newest = (
+        select(_ROWS.c.id).where(_ROWS.c.thread_id == thread_id).order_by(_ROWS.c.created_at.desc(), _ROWS.c.id.desc()).limit(1)
+    )
+    head_id = tx.connection.scalar(newest)
+    changed = head_id != _head_id(tx, thread_id)
+    if changed:
+        _set_head(tx, thread_id, head_id)
+    return changed
+
+
+def is_damaged(tx: Transaction, thread_id: str) -> bool:
+    """Whether records were lost since the thread's head was written."""
+    written = select(_ROWS.c.commit_seq).join(_THREADS, _THREADS.c.head_id == _ROWS.c.id).where(_is(thread_id)).scalar_subquery()
+    return bool(tx.connection.scalar(select(written <= schema.repository.c.damage_epoch)))
 
 
 def _add(
@@ -184,6 +213,7 @@ def _add(
     checkpoint: Checkpoint,
     commit: Commit,
     check_place: Callable[[], None],
+    source: tuple[str, str] | None,
     release: bool,
 ) -> Checkpoint:
     same_id = _one(tx, select(_ROWS.c.record).where(_ROWS.c.id == checkpoint.id))
@@ -203,7 +233,8 @@ def _add(
     check_place()
     manifests = [root.manifest for root in checkpoint.roots]
     sql_packs.settle(tx, lease, commit, [checkpoint.record_id, *manifests])
-    tx.connection.execute(_ROWS.insert().values(_columns(tx, checkpoint)))
+    seq = tx.seq if source is None else _seq(tx, source[1])  # a copy's content was written with its source
+    tx.connection.execute(_ROWS.insert().values(_columns(checkpoint, seq)))
     _set_head(tx, lease.thread_id, checkpoint.id)
     for noted in checkpoint.deleted:
         tx.connection.execute(
@@ -243,14 +274,19 @@ def _set_head(tx: Transaction, thread_id: str, head_id: str | None) -> None:
     tx.connection.execute(update(_THREADS).where(_is(thread_id)).values(head_id=head_id))
 
 
-def _columns(tx: Transaction, checkpoint: Checkpoint) -> dict[str, Any]:
+def _seq(tx: Transaction, checkpoint_id: str) -> int:
+    seq: int = tx.connection.execute(select(_ROWS.c.commit_seq).where(_ROWS.c.id == checkpoint_id)).scalar_one()
+    return seq
+
+
+def _columns(checkpoint: Checkpoint, seq: int) -> dict[str, Any]:
     return {
         "id": checkpoint.id,
         "thread_id": checkpoint.thread_id,
         "created_at": checkpoint.created_at,
         "label": checkpoint.label,
         "idempotency_key": checkpoint.idempotency_key,
-        "commit_seq": tx.seq,
+        "commit_seq": seq,
         "record_id": checkpoint.record_id,
         "record": _encoder.encode(checkpoint),
     }

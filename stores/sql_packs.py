@@ -25,7 +25,20 @@ from . import sql_schema as schema
 from .sql_dialects import batches, insert_or_ignore, insert_rows, wanted_ids
 from .sql_transactions import Transaction
 
-__all__ = ["begin_pack", "enter", "has_records", "known", "list_packs", "locate", "record_totals", "settle"]
+__all__ = [
+    "count_rows",
+    "enter",
+    "has_records",
+    "insert_records",
+    "known",
+    "list_packs",
+    "locate",
+    "numbers_of",
+    "point_rows",
+    "record_totals",
+    "reserve",
+    "settle",
+]
 
 _CHUNKS = schema.chunks
 _PACKS = schema.packs
@@ -43,23 +56,39 @@ def record_totals(tx: Transaction) -> tuple[int, int]:
     return int(count), int(size)
 
 
-def begin_pack(tx: Transaction, lease: WriterLease, pack_id: str) -> None:
-    """Enter a pack in state `writing`, owned by the lease, before its blob is put. Repeating it changes nothing."""
-    tx.connection.execute(
-        insert_or_ignore(_PACKS),
-        [
-            {
-                "pack_id": pack_id,
-                "state": PackState.WRITING,
-                "lease_token": lease.token,
-                "fence": lease.fence,
-                "size": 0,
-            }
-        ],
-    )
-    owner = tx.connection.scalar(select(_PACKS.c.lease_token).where(_PACKS.c.pack_id == pack_id))
-    if owner != lease.token:
-        raise CheckpointConflictError(f"The pack id {pack_id} is taken.", code=Code.DUPLICATE_ID, hint="Use a random id.")
+def reserve(tx: Transaction, pack_ids: Sequence[str], token: str, fence: int) -> None:
+    """Enter packs in state `writing`, owned by (token, fence), before their blobs are put. Repeating it changes nothing."""
+    rows = [
+        {"pack_id": pack_id, "state": PackState.WRITING, "lease_token": token, "fence": fence, "size": 0}
+        for pack_id in sorted(pack_ids)
+    ]
+    if not rows:
+        return
+    tx.connection.execute(insert_or_ignore(_PACKS), rows)
+    owners = select(_PACKS.c.pack_id, _PACKS.c.lease_token, _PACKS.c.fence)
+    for some in batches(pack_ids):
+        for pack_id, *owner in tx.connection.execute(owners.where(_PACKS.c.pack_id.in_(some))):
+            if owner != [token, fence]:
+                raise CheckpointConflictError(f"The pack id {pack_id} is taken.", code=Code.DUPLICATE_ID, hint="Use a random id.")
+
+
+def numbers_of(tx: Transaction, pack_ids: Collection[str]) -> list[int]:
+    """The numbers of those packs that have a row."""
+    return [
+        number
+        for some in batches(pack_ids)
+        for number in tx.connection.scalars(select(_PACKS.c.number).where(_PACKS.c.pack_id.in_(some)))
+    ]
+
+
+def point_rows(tx: Transaction, number: int, records: Sequence[PackRecord], only_from: Collection[int]) -> int:
+    """Make those of the records' rows that lead to the packs `only_from` lead to pack `number`. Returns how many."""
+    copies = {record.id: record for record in records}
+    moved = [row.id for row in _rows_of(tx, copies) if row.pack_number in set(only_from)]
+    if moved:
+        tx.connection.execute(delete(_CHUNKS).where(_CHUNKS.c.id.in_(select(wanted_ids(moved).c.id))))
+        insert_rows(tx.connection, _CHUNKS, [(i, number, *_place(copies[i])) for i in sorted(moved)])
+    return len(moved)
 
 
 def enter(tx: Transaction, lease: WriterLease, pack: PackWrite) -> frozenset[bytes]:
@@ -70,13 +99,17 @@ def enter(tx: Transaction, lease: WriterLease, pack: PackWrite) -> frozenset[byt
     records = {record.id: record for record in pack.records}
     if not records:
         return frozenset()
-    rows = [(r.id, number, *_place(r)) for r in sorted(records.values(), key=_id)]
-    insert_rows(tx.connection, _CHUNKS, rows)
-    if _count_rows(tx, number) == len(rows):
+    insert_records(tx, number, list(records.values()))
+    if count_rows(tx, number) == len(records):
         return frozenset()
     elsewhere = [row for row in _rows_of(tx, records) if row.pack_number != number]
     insert_rows(tx.connection, _SPARES, [(number, row.id, *_place(records[row.id])) for row in elsewhere])
     return frozenset(row.id for row in elsewhere if row.state in _KEPT or row.lease_token == lease.token)
+
+
+def insert_records(tx: Transaction, number: int, records: Sequence[PackRecord]) -> None:
+    """Give those of the records that have no row one that leads to pack `number`."""
+    insert_rows(tx.connection, _CHUNKS, [(r.id, number, *_place(r)) for r in sorted(records, key=_id)])
 
 
 def settle(tx: Transaction, lease: WriterLease, commit: Commit, needed: Collection[bytes]) -> None:
@@ -150,7 +183,8 @@ def _own_numbers(tx: Transaction, lease: WriterLease, pack_ids: Sequence[str]) -
     return found
 
 
-def _count_rows(tx: Transaction, number: int) -> int:
+def count_rows(tx: Transaction, number: int) -> int:
+    """How many records have a row that leads to the pack."""
     count = tx.connection.scalar(select(func.count()).select_from(_CHUNKS).where(_CHUNKS.c.pack_number == number))
     return count or 0
 

@@ -81,7 +81,7 @@ checkpoints = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("label", _text),
     Column("idempotency_key", _text),
-    Column("commit_seq", BigInteger, nullable=False),
+    Column("commit_seq", BigInteger, nullable=False),  # when its content was written; 0 of one found by repair
     Column("record_id", LargeBinary, nullable=False),
     Column("record", LargeBinary, nullable=False),
     Index("checkpoints_in_order", "thread_id", "created_at", "id"),
@@ -131,7 +131,7 @@ packs = Table(
     Column("fence", BigInteger, nullable=False),
     Column("size", BigInteger, nullable=False),  # bytes; 0 until its records are entered
     Column("commit_seq", BigInteger),  # None until it is first stamped live
-    Column("condemned_at", BigInteger),
+    Column("condemned_at", BigInteger),  # and once it is deleting or deleted, since when it is
     sqlite_autoincrement=True,
 )
 

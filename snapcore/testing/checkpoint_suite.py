@@ -171,7 +171,7 @@ class CheckpointStoreTests:
         other = await append(store, "other", "second", idempotency_key="key")
         assert await store.by_idempotency_key("other", "key") == other
         lease, _ = await acquire(store, "thread")
-        await store.delete(lease, "first")
+        await store.delete(lease, ["first"])
         await store.release_writer(lease)
         assert await store.by_idempotency_key("thread", "key") is None
         assert (await append(store, "thread", "third", idempotency_key="key")).id == "third"
@@ -242,7 +242,7 @@ class CheckpointStoreTests:
         assert await store.find("fi", "other") == []
         lease, _ = await acquire(store, "other")
         with pytest.raises(SnapshotError) as caught:
-            await store.delete(lease, "first")
+            await store.delete(lease, ["first"])
         assert caught.value.code is Code.MISSING_CHECKPOINT
         assert await store.get("thread", "first") == first
 
@@ -340,13 +340,13 @@ class CheckpointStoreTests:
         for number in range(3):
             await append(store, "thread", f"c{number}", created_at=number)
         lease, _ = await acquire(store, "thread")
-        assert (await store.delete(lease, "c1")).id == "c1"
+        assert [c.id for c in await store.delete(lease, ["c1"])] == ["c1"]
         assert [c.id for c in await store.checkpoints("thread")] == ["c0", "c2"]
-        await store.delete(lease, "c2")
+        await store.delete(lease, ["c2"])
         head = await store.head("thread")
         assert head is not None
         assert head.id == "c0"
-        await store.delete(lease, "c0")
+        await store.delete(lease, ["c0"])
         assert await store.head("thread") is None
         assert await store.threads() == []
         await store.release_writer(lease)
@@ -356,8 +356,8 @@ class CheckpointStoreTests:
         for number in range(3):
             await append(store, "thread", f"c{number}", created_at=number)
         lease, _ = await acquire(store, "thread")
-        await store.delete(lease, "c0")
-        await store.delete(lease, "c2")
+        await store.delete(lease, ["c0"])
+        await store.delete(lease, ["c2"])
         await store.release_writer(lease)
         grant, checkpoint, commit = await start(store, "thread", "c3", created_at=3)
         assert grant.deleted == ("c0", "c2")
@@ -368,9 +368,9 @@ class CheckpointStoreTests:
     async def test_a_deleted_checkpoint_cannot_be_deleted_again(self, store: CheckpointStore) -> None:
         await append(store, "thread", "first")
         lease, _ = await acquire(store, "thread")
-        await store.delete(lease, "first")
+        await store.delete(lease, ["first"])
         with pytest.raises(SnapshotError) as caught:
-            await store.delete(lease, "first")
+            await store.delete(lease, ["first"])
         assert caught.value.code is Code.MISSING_CHECKPOINT
 
     # ---- fork

@@ -27,7 +27,7 @@ async def use(store: CheckpointStore, lease: WriterLease, call: str) -> None:
         case "append":
             await store.append(lease, checkpoint, Commit())
         case "delete":
-            await store.delete(lease, "first")
+            await store.delete(lease, ["first"])
         case "set_label":
             await store.set_label(lease, "first", "label", digest("record-first"), Commit())
         case "add_pack":

@@ -12,7 +12,7 @@ from snapcore.errors import (
     SnapcoreError,
     SnapshotError,
 )
-from snapcore.model import Location, PackState, PackWrite, StatPage, StatUpdate
+from snapcore.model import Location, PackState, PackWrite, StatPage, StatUpdate, WriterLease
 from snapcore.protocols import CheckpointStore, Commit
 
 from .clock import ManualClock
@@ -29,6 +29,13 @@ async def states(store: CheckpointStore) -> dict[str, str]:
 async def pack_with(store: CheckpointStore, name: str) -> str:
     """The id of the pack that the record's row leads to."""
     return (await store.locate([digest(name)]))[digest(name)].pack_id
+
+
+async def enter(store: CheckpointStore, lease: WriterLease, pack: PackWrite, next_pack_id: str) -> frozenset[bytes]:
+    """Enter a pack, and reserve the next."""
+    elsewhere = await store.add_pack(lease, pack)
+    await store.reserve_packs(lease, [next_pack_id])
+    return elsewhere
 
 
 def page(name: str, data: bytes = b"data") -> StatPage:
@@ -83,7 +90,7 @@ class RecordTests:
     async def test_packs_entered_early_stay_writing_until_the_commit(self, store: CheckpointStore) -> None:
         lease, first = await acquire(store, "thread")
         second = new_pack_id()
-        assert await store.add_pack(lease, pack_of(first, "x", "y"), second) == frozenset()
+        assert await enter(store, lease, pack_of(first, "x", "y"), second) == frozenset()
         assert await states(store) == {first: PackState.WRITING, second: PackState.WRITING}
         assert await store.known([digest("x")]) == frozenset()
         checkpoint = checkpoint_for("thread", "c")
@@ -96,14 +103,14 @@ class RecordTests:
         lease, first = await acquire(store, "thread")
         second = new_pack_id()
         pack = pack_of(first, "x", "record-other")
-        answers = [await store.add_pack(lease, pack, second) for _ in range(2)]
+        answers = [await enter(store, lease, pack, second) for _ in range(2)]
         assert answers == [{digest("record-other")}] * 2
         assert len(await store.packs()) == 3
 
     async def test_a_pack_that_is_not_in_the_commit_stays_writing(self, store: CheckpointStore) -> None:
         lease, first = await acquire(store, "thread")
         second = new_pack_id()
-        await store.add_pack(lease, pack_of(first, "x"), second)
+        await enter(store, lease, pack_of(first, "x"), second)
         await store.append(lease, checkpoint_for("thread", "c"), Commit(packs=(pack_of(second, "manifest-c", "record-c"),)))
         assert await states(store) == {first: PackState.WRITING, second: PackState.LIVE}
         assert await store.known([digest("x")]) == frozenset()
@@ -152,7 +159,7 @@ class RecordTests:
         for call in (
             store.acquire_writer("other", pack_id=pack_id),
             store.add_pack(lease, pack_of(pack_id, "x")),
-            store.add_pack(lease, pack_of(good, "x"), pack_id),
+            enter(store, lease, pack_of(good, "x"), pack_id),
             store.append(lease, checkpoint_for("thread", "c"), Commit(own=(pack_id,))),
         ):
             with pytest.raises(SnapshotError) as caught:
@@ -214,7 +221,7 @@ class RecordTests:
         shared = await pack_with(store, "record-other")
         lease, pack_id = await acquire(store, "thread")
         last = new_pack_id()
-        assert await store.add_pack(lease, pack_of(pack_id, "record-other", "x"), last) == {digest("record-other")}
+        assert await enter(store, lease, pack_of(pack_id, "record-other", "x"), last) == {digest("record-other")}
         commit = Commit(packs=(pack_of(last, "manifest-c", "record-c"),), own=(pack_id,))
         await store.append(lease, checkpoint_for("thread", "c"), commit)
         numbers = {pack.pack_id: pack.commit_seq for pack in await store.packs()}
@@ -239,7 +246,7 @@ class RecordTests:
         for thread_id in ("a", "b"):
             lease, pack_id = await acquire(store, thread_id)
             last = new_pack_id()
-            assert await store.add_pack(lease, pack_of(pack_id, "shared", f"only-{thread_id}"), last) == frozenset()
+            assert await enter(store, lease, pack_of(pack_id, "shared", f"only-{thread_id}"), last) == frozenset()
             records = pack_of(last, f"manifest-{thread_id}", f"record-{thread_id}", *([] if early else ["late"]))
             # What a pack of the commit holds need not be named again: its commit finds out which copy counts.
             refs = (digest(f"only-{thread_id}"),)
@@ -266,8 +273,8 @@ class RecordTests:
     async def test_one_writer_may_store_a_record_twice(self, store: CheckpointStore) -> None:
         lease, first = await acquire(store, "thread")
         second, last = new_pack_id(), new_pack_id()
-        await store.add_pack(lease, pack_of(first, "x"), second)
-        assert await store.add_pack(lease, pack_of(second, "x", "y"), last) == {digest("x")}
+        await enter(store, lease, pack_of(first, "x"), second)
+        assert await enter(store, lease, pack_of(second, "x", "y"), last) == {digest("x")}
         commit = Commit(packs=(pack_of(last, "x", "manifest-c", "record-c"),), own=(first, second))
         await store.append(lease, checkpoint_for("thread", "c"), commit)
         assert await pack_with(store, "x") == first
@@ -276,7 +283,7 @@ class RecordTests:
     async def test_a_second_copy_counts_when_the_pack_with_the_first_is_not_committed(self, store: CheckpointStore) -> None:
         lease, first = await acquire(store, "thread")
         second = new_pack_id()
-        await store.add_pack(lease, pack_of(first, "x"), second)
+        await enter(store, lease, pack_of(first, "x"), second)
         commit = Commit(packs=(pack_of(second, "x", "manifest-c", "record-c"),), refs=(digest("x"),))
         await store.append(lease, checkpoint_for("thread", "c"), commit)
         assert await pack_with(store, "x") == second
@@ -286,7 +293,7 @@ class RecordTests:
         ids = [digest(name) for name in names]
         lease, pack_id = await acquire(store, "thread")
         last = new_pack_id()
-        await store.add_pack(lease, pack_of(pack_id, *names), last)
+        await enter(store, lease, pack_of(pack_id, *names), last)
         commit = Commit(packs=(pack_of(last, "manifest-c", "record-c"),), own=(pack_id,), refs=tuple(ids))
         await store.append(lease, checkpoint_for("thread", "c"), commit)
         assert await store.known([*ids, digest("absent")]) == frozenset(ids)

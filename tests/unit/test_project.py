@@ -19,7 +19,7 @@ ADAPTERS = ("stores", "providers", "cli")
 # Lower layers first. A module may import its own layer and those below.
 LAYERS = (
     ("errors", "model"),
-    ("protocols",),
+    ("maintenance", "protocols"),
     ("chunking", "packs", "manifest", "config", "hosts", "idset"),
     (
         "selection",
@@ -147,6 +147,7 @@ CODES = [
     "ACCESS_DENIED",
     "UNKNOWN_SCHEME",
     "MISSING_EXTRA",
+    "MAINTENANCE_LOST",
     "NO_SANDBOX",
     "SANDBOX_UNAVAILABLE",
     "SANDBOX_FULL",

@@ -1,0 +1,76 @@
+"""What repair changes, as functions on a running transaction: rows of packs that were found or lost, and of checkpoints."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import delete, select, update
+
+from snapcore.maintenance import Maintenance
+from snapcore.model import Checkpoint, PackState, PackWrite
+
+from . import sql_checkpoints, sql_gc, sql_packs
+from . import sql_schema as schema
+from .sql_dialects import batches, insert_or_ignore
+from .sql_transactions import Transaction
+
+__all__ = ["adopt_checkpoints", "adopt_pack", "lose_packs", "mend_heads", "rename_database"]
+
+_CHUNKS = schema.chunks
+_PACKS = schema.packs
+_SPARES = schema.spares
+_REPOSITORY = schema.repository
+_NOBODY: Final = "repair"  # who wrote a pack that was found is not known
+
+
+def adopt_pack(tx: Transaction, run: Maintenance, pack: PackWrite, instead_of: str | None) -> int:
+    """Enter a pack that is in the blob store as live; see `MaintenanceStore.adopt_pack`."""
+    sql_gc.check(tx, run)
+    new = {"pack_id": pack.pack_id, "state": PackState.LIVE, "lease_token": _NOBODY, "fence": run.fence, "size": pack.size}
+    tx.connection.execute(insert_or_ignore(_PACKS), [new])
+    live = {"state": PackState.LIVE, "size": pack.size, "commit_seq": tx.seq, "condemned_at": None}
+    tx.connection.execute(update(_PACKS).where(_PACKS.c.pack_id == pack.pack_id).values(live))
+    (number,) = sql_packs.numbers_of(tx, [pack.pack_id])
+    tx.connection.execute(delete(_SPARES).where(_SPARES.c.pack_number == number))
+    replaced = {number, *sql_packs.numbers_of(tx, [instead_of] if instead_of is not None else [])}
+    before = sql_packs.count_rows(tx, number)
+    sql_packs.point_rows(tx, number, pack.records, only_from=replaced)
+    sql_packs.insert_records(tx, number, pack.records)
+    return sql_packs.count_rows(tx, number) - before
+
+
+def lose_packs(tx: Transaction, run: Maintenance, pack_ids: Sequence[str]) -> int:
+    """Set packs to `lost` and drop the rows of their records."""
+    sql_gc.check(tx, run)
+    dropped = 0
+    for some in batches(sql_packs.numbers_of(tx, pack_ids)):
+        dropped += tx.connection.execute(delete(_CHUNKS).where(_CHUNKS.c.pack_number.in_(some))).rowcount
+        tx.connection.execute(delete(_SPARES).where(_SPARES.c.pack_number.in_(some)))
+        lost = update(_PACKS).where(_PACKS.c.number.in_(some)).values(state=PackState.LOST, condemned_at=None)
+        tx.connection.execute(lost)
+    if dropped:
+        tx.connection.execute(update(_REPOSITORY).values(damage_epoch=tx.seq))
+    return dropped
+
+
+def adopt_checkpoints(tx: Transaction, run: Maintenance, checkpoints: Sequence[Checkpoint]) -> list[str]:
+    """Enter checkpoints whose ids are not taken, and make each thread's newest its head."""
+    sql_gc.check(tx, run)
+    entered = [c.id for c in checkpoints if sql_checkpoints.enter(tx, c)]
+    for thread_id in sorted({c.thread_id for c in checkpoints}):
+        sql_checkpoints.set_newest_head(tx, thread_id)
+    return entered
+
+
+def mend_heads(tx: Transaction, run: Maintenance) -> list[str]:
+    """Make the newest checkpoint of each thread its head where that is not so."""
+    sql_gc.check(tx, run)
+    threads = tx.connection.scalars(
+        select(schema.checkpoints.c.thread_id).union(select(schema.threads.c.thread_id)).order_by("thread_id")
+    ).all()
+    return [thread_id for thread_id in threads if sql_checkpoints.set_newest_head(tx, thread_id)]
+
+
+def rename_database(tx: Transaction, run: Maintenance, database_id: str) -> None:
+    """Give the database another id."""
+    sql_gc.check(tx, run)
+    tx.connection.execute(update(_REPOSITORY).values(database_id=database_id))

@@ -1,12 +1,11 @@
 """Contents on their way out: comparing live files with entries, and fetching what has to be written."""
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from .chunking import ChunkerParams, cut_stream_piece, decode_payload, record_id
-from .engine import WORKERS, Engine, stop
+from .engine import WORKERS, Engine, each
 from .errors import Code, SnapshotError, printable
 from .model import Entry, FileStat, Kind, Location, RecordType, Redaction
 from .protocols import Buffer, ReadBlock, Stage, StageFile, Workspace
@@ -147,25 +146,29 @@ class ContentStager:
         return places, located
 
     async def _run(self, ranges: Sequence[PackRange], places: Mapping[bytes, Sequence[tuple[FileTask, int]]]) -> None:
-        todo = iter(ranges)
-
-        async def work() -> None:
-            for piece in todo:
-                await self._write_range(piece, places)
-
-        workers = [asyncio.create_task(work()) for _ in range(min(WORKERS + 1, len(ranges)))]
-        try:
-            for worker in workers:
-                await worker
-        finally:
-            await stop(workers)
+        await each(ranges, lambda piece: self._write_range(piece, places), at_once=min(WORKERS + 1, len(ranges)))
 
     async def _write_range(self, piece: PackRange, places: Mapping[bytes, Sequence[tuple[FileTask, int]]]) -> None:
-        data = memoryview(await self._reader.read_range(piece))
-        for part in _parts(piece):
-            writes = await self._engine.run(self._decode, data, piece.offset, part, places)
+        try:
+            data = memoryview(await self._reader.read_range(piece))
+        except SnapshotError as error:
+            moved = await self._moved(piece, error)
+            for part in moved:
+                await self._write_range(part, places)
+            return
+        for records in _parts(piece):
+            writes = await self._engine.run(self._decode, data, piece.offset, records, places)
             await self._stage.write(writes)
             self.bytes_written += sum(len(w.data) for w in writes)
+
+    async def _moved(self, piece: PackRange, error: SnapshotError) -> list[PackRange]:
+        """Where the records of a range are now. Raises `error` when they are where they were: then gc has not moved them."""
+        if error.code not in (Code.MISSING_BLOB, Code.INVALID_BLOB):
+            raise error
+        located = await self._reader.locate([record_id for record_id, _ in piece.records])
+        if any(at.pack_id == piece.pack_id for at in located.values()):
+            raise error
+        return join_ranges(located.items())
 
     def _decode(
         self,

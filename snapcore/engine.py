@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -12,7 +12,7 @@ from .config import RepositoryConfig
 from .model import WriterLease
 from .protocols import BlobStore, CheckpointStore
 
-__all__ = ["Engine", "finish", "stop"]
+__all__ = ["Engine", "each", "finish", "stop"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,6 +62,22 @@ async def finish(work: Awaitable[T], undo: Callable[[T], Awaitable[object]] | No
         if undo is not None and not task.cancelled():
             await finish(undo(task.result()))
         raise
+
+
+async def each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *, at_once: int) -> None:
+    """Do the work for every item, for at most `at_once` of them at a time. The first failure stops all and is raised."""
+    todo = iter(items)
+
+    async def worker() -> None:
+        for item in todo:
+            await work(item)
+
+    workers = [asyncio.create_task(worker()) for _ in range(at_once)]
+    try:
+        for task in workers:
+            await task
+    finally:
+        await stop(workers)
 
 
 async def stop(tasks: Sequence[asyncio.Task[Any]]) -> None:

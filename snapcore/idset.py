@@ -4,6 +4,8 @@ import threading
 from collections.abc import Iterable
 from typing import Final
 
+from .model import DIGEST_BYTES
+
 __all__ = ["IdSet"]
 
 SMALL: Final = 50_000
@@ -34,6 +36,17 @@ class IdSet:
             if len(few) > SMALL:
                 self._pack()
         return fresh
+
+    def __contains__(self, record_id: bytes) -> bool:
+        with self._lock:
+            return self._has(record_id)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._few) + sum(len(run) for run in self._runs.values()) // (DIGEST_BYTES - PREFIX)
+
+    def _has(self, i: bytes) -> bool:
+        return i in self._few or i[PREFIX:] in self._runs.get(i[:PREFIX], b"")
 
     def remove(self, ids: Iterable[bytes]) -> None:
         """Forget ids."""

@@ -21,6 +21,7 @@ __all__ = [
     "CONTENT_IDS_IN_ENTRY",
     "REDACTIONS_IN_ENTRY",
     "IndexEntry",
+    "IndexPage",
     "Page",
     "PageBuilder",
     "build_index",
@@ -28,6 +29,7 @@ __all__ = [
     "content_id",
     "decode_chunk_list",
     "decode_entries",
+    "decode_index",
     "decode_page",
     "encode_chunk_list",
     "load_index",
@@ -66,12 +68,14 @@ class IndexEntry(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
 
 
-class _IndexPage(msgspec.Struct, frozen=True, array_like=True):
+class IndexPage(msgspec.Struct, frozen=True, array_like=True):
+    """An index record: in level 1 its entries are pages, above index records of the level below."""
+
     level: int
     entries: list[IndexEntry]
 
 
-_index_decoder: Final = msgspec.msgpack.Decoder(_IndexPage)
+_index_decoder: Final = msgspec.msgpack.Decoder(IndexPage)
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -178,7 +182,7 @@ def build_index(pages: Sequence[IndexEntry]) -> tuple[bytes, dict[bytes, bytes]]
         groups = _index_groups(entries, level)
         upper = []
         for group in groups:
-            raw = _encoder.encode(_IndexPage(level, group))
+            raw = _encoder.encode(IndexPage(level, group))
             rid = record_id(RecordType.INDEX, raw)
             records[rid] = raw
             upper.append(
@@ -218,7 +222,7 @@ async def load_index(root_id: bytes, fetch: Fetch) -> tuple[list[IndexEntry], li
     expected: int | None = None
     while True:
         raws = await fetch(level_ids, RecordType.INDEX)
-        pages = [_decode_index(raws[i]) for i in level_ids]
+        pages = [decode_index(raws[i]) for i in level_ids]
         level = pages[0].level if expected is None else expected
         if not 1 <= level <= MAX_INDEX_LEVELS or any(p.level != level for p in pages):
             raise _broken("the levels of its index are not in order")
@@ -243,7 +247,8 @@ def _broken(what: str) -> SnapshotError:
     )
 
 
-def _decode_index(raw: bytes) -> _IndexPage:
+def decode_index(raw: bytes) -> IndexPage:
+    """An index record. Raises `SnapshotError` `INVALID_BLOB`."""
     try:
         page = _index_decoder.decode(raw)
     except (msgspec.MsgspecError, RecursionError) as error:

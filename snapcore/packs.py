@@ -26,6 +26,7 @@ __all__ = [
     "MAX_PACK_BYTES",
     "TAIL_BYTES",
     "TARGET_PACK_BYTES",
+    "TARGET_PACK_RECORDS",
     "PackBuilder",
     "pack_key",
     "read_footer",

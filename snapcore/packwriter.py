@@ -90,27 +90,31 @@ class PackWriter:
         if not self._lookups or not ids:
             return list(ids)
         known = await self._engine.checkpoints.known(ids)
-        await self._check_packs(known)
+        if doubtful := await self._without_pack(known):
+            # gc may have dropped them just now; where the database still knows them, the blob store has lost them
+            if lost := await self._without_pack(await self._engine.checkpoints.known(doubtful)):
+                raise SnapshotError(
+                    f"{len(lost)} stored records that this checkpoint would share are in packs that are missing or cut short;"
+                    " nothing was captured.",
+                    code=Code.MISSING_BLOB,
+                    hint="Run 'snapcore verify' to see what is hurt, and 'snapcore repair'; a capture then stores them again.",
+                )
+            known -= doubtful
         self.refs |= known
         return [i for i in ids if i not in known]
 
-    async def _check_packs(self, known: frozenset[bytes]) -> None:
-        """A checkpoint must not rest on packs that the database knows and the blob store has lost."""
+    async def _without_pack(self, known: frozenset[bytes]) -> frozenset[bytes]:
+        """Those that lie in packs which the database knows and the blob store does not hold whole: a checkpoint must not rest on
+        them."""
+        places = await self._engine.checkpoints.locate(known) if known else {}
         ends: dict[str, int] = {}
-        for at in (await self._engine.checkpoints.locate(known)).values() if known else ():
+        for at in places.values():
             ends[at.pack_id] = max(ends.get(at.pack_id, 0), at.offset + at.stored_size)
         for pack_id, end in ends.items():
-            if self._sound.get(pack_id, 0) >= end:
-                continue
-            info = await self._engine.blobs.head(pack_key(pack_id))
-            if info is None or info.size < end:
-                raise SnapshotError(
-                    f"Pack {pack_id} holds content that this checkpoint would share, and is "
-                    f"{'cut short' if info else 'missing'}; nothing was captured.",
-                    code=Code.MISSING_BLOB,
-                    hint="Run 'snapcore verify' to see what else is hurt, and put a copy of the pack back.",
-                )
-            self._sound[pack_id] = info.size
+            if self._sound.get(pack_id, 0) < end:
+                info = await self._engine.blobs.head(pack_key(pack_id))
+                self._sound[pack_id] = 0 if info is None else info.size
+        return frozenset(i for i, at in places.items() if self._sound[at.pack_id] < at.offset + at.stored_size)
 
     async def add(self, records: Iterable[NewRecord]) -> None:
         """Store content records. May wait for uploads, so that memory stays bounded."""

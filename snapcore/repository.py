@@ -28,6 +28,7 @@ from .selection import FilePolicy
 
 if TYPE_CHECKING:
     from .browse import Diff
+    from .collecting import GcReport
     from .restoring import Receipt, RestoreRequest
     from .verification import VerifyReport
 
@@ -409,6 +410,25 @@ class Repository:
         from .verification import verify
 
         return await verify(self._engine, read_data=read_data, on_progress=on_progress)
+
+    async def gc(
+        self,
+        *,
+        grace: float = 24 * 3600.0,
+        repack: Literal["auto", "all", "none"] = "auto",
+        dry_run: bool = False,
+        on_progress: ProgressCallback | None = None,
+    ) -> "GcReport":
+        """Free what no checkpoint, restore or running capture needs, and merge small packs. Safe beside any other work.
+
+        A pack that is needed no more is condemned, and deleted by the first gc after `grace` seconds, 0 for at once. `repack`
+        merges small packs and those that are mostly dead (`auto`), also each with something dead in it (`all`), or none. `dry_run`
+        says what would happen. Raises `RepositoryError` `DAMAGED` when a checkpoint cannot be read (nothing is freed then),
+        `MAINTENANCE_LOST` when another gc was started meanwhile.
+        """
+        from .collecting import collect
+
+        return await collect(self._engine, grace=grace, repack=repack, dry_run=dry_run, on_progress=on_progress)
 
     async def stats(self) -> RepositoryStats:
         """Sizes and numbers."""

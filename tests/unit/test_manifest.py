@@ -524,9 +524,9 @@ def test_a_page_with_an_impossible_entry_is_refused(changes: dict[str, object]) 
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_make_a_decoder_fail_otherwise(raw: bytes) -> None:
-    for call in (lambda: decode_page(raw), lambda: decode_chunk_list(raw), lambda: manifest._decode_index(raw)):
+    for call in (lambda: decode_page(raw), lambda: decode_chunk_list(raw), lambda: manifest.decode_index(raw)):
         found = outcome(call)
-        assert isinstance(found, list | tuple | manifest._IndexPage) or found == Code.INVALID_BLOB
+        assert isinstance(found, list | tuple | manifest.IndexPage) or found == Code.INVALID_BLOB
 
 
 # ---- what a restore refuses

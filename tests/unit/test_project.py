@@ -32,6 +32,7 @@ LAYERS = (
     (
         "browse",
         "capturing",
+        "collecting",
         "contents",
         "engine",
         "history",
@@ -39,7 +40,9 @@ LAYERS = (
         "leases",
         "packwriter",
         "placement",
+        "reachability",
         "records",
+        "repacking",
         "restoring",
         "restoreplan",
         "statcache",

@@ -1,4 +1,4 @@
-"""The checkpoint store on a SQL database: SQLite, in a file or in memory.
+"""The checkpoint store on a SQL database: SQLite, in a file or in memory, or Postgres.
 
 `SqlCheckpointStore` checks what it is given and runs one transaction a call; the work is in the `sql_*` modules.
 """
@@ -24,7 +24,7 @@ from snapcore.protocols import Commit, Grant, PackInfo, Pin, StoreIdentity
 
 from . import checks, sql_checkpoints, sql_leases, sql_packs, sql_stats
 from . import sql_schema as schema
-from .sql_dialects import Database
+from .sql_dialects import open_database
 from .sql_maintenance import SqlMaintenance
 from .sql_transactions import Transaction, Transactions
 
@@ -34,16 +34,16 @@ __all__ = ["SqlCheckpointStore"]
 class SqlCheckpointStore(SqlMaintenance):
     """A `CheckpointStore` on a SQL database.
 
-    `url` is `sqlite:///path` (relative, or absolute with a fourth slash) or `sqlite://` for a database in memory that
-    lives as long as this object. Nothing is opened before the first call. `clock` replaces the database's clock
-    (microseconds since the epoch), for tests; `busy_timeout` is how many seconds to wait for other processes before
-    `RepositoryError` `STORE_UNAVAILABLE`.
+    `url` is `sqlite:///path` (relative, or absolute with a fourth slash), `sqlite://` for a database in memory that lives as
+    long as this object, or `postgresql://user:password@host/database`, with `?schema=name` for a schema of it. Nothing is
+    opened before the first call. `clock` replaces the database's clock (microseconds since the epoch), for tests;
+    `busy_timeout` is how many seconds to wait for other processes before `RepositoryError` `STORE_UNAVAILABLE`.
 
     A call that is cancelled waits for its running transaction, so that its fate is never unknown to this process.
     """
 
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None, busy_timeout: float = 30.0) -> None:
-        database = Database(url, busy_timeout=busy_timeout)
+        database = open_database(url, busy_timeout=busy_timeout)
         super().__init__(Transactions(database, clock))
         self._url = database.url
 

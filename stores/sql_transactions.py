@@ -5,32 +5,45 @@ statement costs a change of threads. One thread writes, since all writers take o
 """
 
 import asyncio
+import itertools
+import random
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TypeVar
+from functools import cached_property
+from typing import Final, TypeVar
 
-from sqlalchemy import Connection, inspect, select, update
+from sqlalchemy import ColumnElement, Connection, inspect, select, update
 from sqlalchemy.exc import DBAPIError
 
-from snapcore.errors import Code, RepositoryError
+from snapcore.errors import Code, RepositoryError, SnapshotError
 
 from . import sql_schema as schema
-from .sql_dialects import Database
+from .sql_database import CONNECTIONS, Database
 
 __all__ = ["Transaction", "Transactions", "no_repository"]
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
-    """A running transaction. `seq` is its commit sequence number, 0 when it only reads; `now` the database's clock."""
+_ATTEMPTS: Final = 6  # of a transaction that the database gives up
+_FIRST_PAUSE: Final = 0.02
 
-    connection: Connection
-    seq: int
-    now: int
+
+class Transaction:
+    """A running transaction. `seq` is its commit sequence number, 0 when it only reads."""
+
+    def __init__(self, connection: Connection, seq: int, clock: Callable[[], int]) -> None:
+        self.connection = connection
+        self.seq = seq
+        self._clock = clock
+
+    @cached_property
+    def now(self) -> int:
+        """The database's clock, microseconds since the epoch: of the moment it is first asked for, since a transaction that
+        reads has seldom use for it; of one that writes, of the moment it got the repository's lock."""
+        return self._clock()
 
 
 class Transactions:
@@ -47,41 +60,53 @@ class Transactions:
         self._closed = False
         self._ready_lock = threading.Lock()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="snapcore-sql")
-        self._readers = ThreadPoolExecutor(2, thread_name_prefix="snapcore-sql") if database.shared_by_threads else self._writer
+        self._readers = self._writer
+        if database.shared_by_threads:
+            self._readers = ThreadPoolExecutor(CONNECTIONS - 1, thread_name_prefix="snapcore-sql")
 
     async def read(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a short transaction that sees one state of the database."""
 
+        def look(connection: Connection) -> T:
+            return work(Transaction(connection, 0, lambda: self._now(connection)))
+
         def run() -> T:
             self._check_schema()
-            with self._database.connect(writes=False) as connection, connection.begin():
-                return work(Transaction(connection, 0, self._now(connection)))
+            return self._transact(look, writes=False, idempotent=True)
 
         return await self._run(self._readers, run)
 
     async def write(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` under the repository's lock; whatever it raises undoes all of it."""
+        """Run `work` under the repository's lock; whatever it raises undoes all of it. It is run again when the database
+        gives the transaction up, so it changes nothing else."""
+
+        def change(connection: Connection) -> T:
+            locked = _lock(connection, self._database.clock())
+            if locked is None:
+                raise no_repository(self._database.url)
+            seq, now = locked
+            return work(Transaction(connection, seq, self._clock or (lambda: now)))
 
         def run() -> T:
             self._check_schema()
-            with self._database.connect(writes=True) as connection, connection.begin():
-                seq = _lock(connection)
-                if seq is None:
-                    raise no_repository(self._database.url)
-                return work(Transaction(connection, seq, self._now(connection)))
+            return self._transact(change, writes=True)
 
         return await self._run(self._writer, run)
 
     async def initialize(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in the transaction that creates the schema, unless there is one already."""
+        """Run `work`, which may be repeated, in the transaction that creates the schema, unless there is one already."""
+
+        def make(connection: Connection) -> T:
+            self._database.prepare(connection)
+            if stored_revision(connection) is None:
+                # never over tables of something else, which may be called the same
+                schema.metadata.create_all(connection, checkfirst=False)
+                connection.execute(schema.versions.insert().values(version_num=schema.HEAD_REVISION))
+            return work(connection)
 
         def run() -> T:
             self._database.create()
-            with self._database.connect(writes=True) as connection, connection.begin():
-                if stored_revision(connection) is None:
-                    schema.metadata.create_all(connection)
-                    connection.execute(schema.versions.insert().values(version_num=schema.HEAD_REVISION))
-                return work(connection)
+            return self._transact(make, writes=True, idempotent=True)
 
         return await self._run(self._writer, run)
 
@@ -91,8 +116,7 @@ class Transactions:
         def run() -> bool:
             if not self._database.exists():
                 return False
-            with self._database.connect(writes=False) as connection, connection.begin():
-                return stored_revision(connection) is not None
+            return self._transact(stored_revision, writes=False, idempotent=True) is not None
 
         return await self._run(self._readers, run)
 
@@ -106,8 +130,33 @@ class Transactions:
         self._writer.shutdown()
         self._database.dispose()
 
+    def _transact(self, work: Callable[[Connection], T], *, writes: bool, idempotent: bool = False) -> T:
+        """One transaction, run again while the database says that it was undone and may succeed at once.
+
+        Of a COMMIT whose answer was lost nobody knows whether it was done: only what is `idempotent` is run again then.
+        """
+        deadline = time.monotonic() + self._database.patience
+        for attempt in itertools.count(1):
+            committing = False
+            try:
+                with self._database.connect(writes=writes) as connection, connection.begin() as transaction:
+                    result = work(connection)
+                    committing = not idempotent
+                    transaction.commit()
+                    return result
+            except DBAPIError as error:
+                if attempt == _ATTEMPTS or time.monotonic() >= deadline:
+                    raise
+                if not self._database.undone(error, committing=committing):
+                    raise
+            time.sleep(_FIRST_PAUSE * 2**attempt * random.random())  # noqa: S311 (spreads out those who collided)
+        raise AssertionError("unreachable")
+
     def _now(self, connection: Connection) -> int:
-        return self._clock() if self._clock else self._database.now(connection)
+        if self._clock:
+            return self._clock()
+        now: int = connection.execute(select(self._database.clock())).scalar_one()
+        return now
 
     async def _run(self, executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         def guarded() -> T:
@@ -115,6 +164,8 @@ class Transactions:
                 return work()
             except DBAPIError as error:
                 raise self._database.explain(error) from error
+            except UnicodeEncodeError as error:
+                raise SnapshotError("A text holds a lone surrogate, which is not valid text.", code=Code.INVALID_ENTRY) from error
 
         if self._closed:
             raise RepositoryError(f"The store {self._database.url} is closed.", code=Code.STORE_UNAVAILABLE)
@@ -139,8 +190,7 @@ class Transactions:
                 return
             if not self._database.exists():
                 raise no_repository(self._database.url)
-            with self._database.connect(writes=False) as connection, connection.begin():
-                revision = stored_revision(connection)
+            revision = self._transact(stored_revision, writes=False, idempotent=True)
             if revision is None:
                 raise no_repository(self._database.url)
             if revision != schema.HEAD_REVISION:
@@ -150,7 +200,8 @@ class Transactions:
     def _upgrade(self) -> None:
         from .sql_migrate import knows, upgrade  # here: Alembic takes 0.3 s to import and is hardly ever needed
 
-        with self._database.connect(writes=True) as connection, connection.begin():
+        def work(connection: Connection) -> None:
+            self._database.prepare(connection)
             revision = stored_revision(connection)  # once more, now that nobody else can be upgrading
             if revision is None or not knows(revision):
                 raise RepositoryError(
@@ -159,6 +210,8 @@ class Transactions:
                     hint="Use a newer release of snapcore.",
                 )
             upgrade(connection)
+
+        self._transact(work, writes=True, idempotent=True)
 
 
 def stored_revision(connection: Connection) -> str | None:
@@ -175,8 +228,9 @@ def no_repository(url: str) -> RepositoryError:
     )
 
 
-def _lock(connection: Connection) -> int | None:
-    """Lock the repository row and take the next sequence number; None when there is no such row."""
+def _lock(connection: Connection, clock: ColumnElement[int]) -> tuple[int, int] | None:
+    """Lock the repository row; the next sequence number and the time at which the lock was got. None when there is no row."""
     row = schema.repository
-    seq: int | None = connection.scalar(update(row).values(commit_seq=row.c.commit_seq + 1).returning(row.c.commit_seq))
-    return seq
+    locking = update(row).values(commit_seq=row.c.commit_seq + 1).returning(row.c.commit_seq, clock)
+    found = connection.execute(locking).one_or_none()
+    return None if found is None else (found[0], found[1])

@@ -1,4 +1,4 @@
-"""The SQL store does what every checkpoint store does, in a file and in memory."""
+"""The SQL store does what every checkpoint store does, in a file, in memory and on Postgres."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,14 +11,14 @@ from snapcore.testing.entries import IDENTITY
 
 
 class OnSql:
-    """Each test runs on both kinds of database."""
+    """Each test runs on each kind of database."""
 
-    @pytest.fixture(params=["file", "memory"])
+    @pytest.fixture(params=["file", "memory", "postgres"])
     async def store(
         self, request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
     ) -> AsyncIterator[SqlCheckpointStore]:
-        url = f"sqlite:///{tmp_path}/snapcore.db" if request.param == "file" else "sqlite://"
-        store = SqlCheckpointStore(url, clock=clock)
+        url = {"file": f"sqlite:///{tmp_path}/snapcore.db", "memory": "sqlite://"}.get(request.param)
+        store = SqlCheckpointStore(url or request.getfixturevalue("postgres_url"), clock=clock)
         assert await store.initialize(IDENTITY) == IDENTITY
         yield store
         await store.close()

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -29,6 +29,7 @@ from .selection import FilePolicy
 if TYPE_CHECKING:
     from .browse import Diff
     from .collecting import GcReport
+    from .forgetting import ForgetReport
     from .restoring import Receipt, RestoreRequest
     from .verification import VerifyReport
 
@@ -422,13 +423,56 @@ class Repository:
         """Free what no checkpoint, restore or running capture needs, and merge small packs. Safe beside any other work.
 
         A pack that is needed no more is condemned, and deleted by the first gc after `grace` seconds, 0 for at once. `repack`
-        merges small packs and those that are mostly dead (`auto`), also each with something dead in it (`all`), or none. `dry_run`
-        says what would happen. Raises `RepositoryError` `DAMAGED` when a checkpoint cannot be read (nothing is freed then),
-        `MAINTENANCE_LOST` when another gc was started meanwhile.
+        merges small packs and those that are mostly dead (`auto`), also those with anything dead in them (`all`), or none.
+        `dry_run` says what would happen. Raises `RepositoryError` `DAMAGED` when a checkpoint cannot be read (nothing is freed
+        then), `MAINTENANCE_LOST` when another gc was started meanwhile.
         """
         from .collecting import collect
 
         return await collect(self._engine, grace=grace, repack=repack, dry_run=dry_run, on_progress=on_progress)
+
+    async def forget(
+        self,
+        thread_id: str | None = None,
+        *,
+        all_threads: bool = False,
+        keep_last: int | None = None,
+        keep_hourly: int | None = None,
+        keep_daily: int | None = None,
+        keep_weekly: int | None = None,
+        keep_monthly: int | None = None,
+        keep_yearly: int | None = None,
+        keep_within: float | str | None = None,
+        keep_labels: Collection[str] = (),
+        keep_labeled: bool = True,
+        dry_run: bool = False,
+        wait: float | None = None,
+    ) -> "ForgetReport":
+        """Remove the checkpoints of a thread, or with `all_threads` of each, that no rule keeps; see `KeepRules`.
+
+        The head is always kept, and what has a label unless `keep_labeled=False`. `keep_within` is in seconds, or a text such as
+        `30d12h`. What only removed checkpoints needed stays stored until `gc`. Raises `SnapshotError` `INVALID_REQUEST` when there
+        is no rule or one that makes no sense, `MISSING_CHECKPOINT` when the thread has no checkpoint;
+        `CheckpointWriterConflictError` when another writer holds the thread (with `all_threads`, such threads are skipped).
+        """
+        from .forgetting import KeepRules, forget, forget_all
+
+        rules = KeepRules(
+            last=keep_last,
+            hourly=keep_hourly,
+            daily=keep_daily,
+            weekly=keep_weekly,
+            monthly=keep_monthly,
+            yearly=keep_yearly,
+            within=keep_within,
+            labels=keep_labels,
+            labeled=keep_labeled,
+        )
+        if (thread_id is None) != all_threads:
+            raise SnapshotError("Name one thread, or say all_threads=True.", code=Code.INVALID_REQUEST)
+        if thread_id is None:
+            return await forget_all(self._engine, rules, dry_run=dry_run, wait=wait)
+        return await forget(self._engine, thread_id, rules, dry_run=dry_run, wait=wait)
 
     async def stats(self) -> RepositoryStats:
         """Sizes and numbers."""

@@ -12,7 +12,11 @@ from .errors import Code, ProviderError, RepositoryError, SnapshotError, printab
 __all__ = ["connect", "load", "open_blobs", "open_database", "split_scheme"]
 
 _SCHEME: Final = re.compile(r"^([a-z][a-z0-9+.-]*)://", re.ASCII)
-_STORES: Final = {"file": "snapcore.stores.local:open_local", "memory": "snapcore.stores.memory:open_memory"}
+_STORES: Final = {
+    "file": "snapcore.stores.local:open_local",
+    "memory": "snapcore.stores.memory:open_memory",
+    "s3": "snapcore.stores.s3:open_s3",
+}
 _PROVIDERS: Final = {"file": "snapcore.providers.local:connect"}
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .faults import Crash, Faults, with_faults
     from .lease_suite import WriterLeaseTests
     from .record_suite import RecordTests
+    from .s3_faults import S3Faults
+    from .s3_server import StrictS3Server
 
 __all__ = [
     "BlobStoreTests",
@@ -25,6 +27,8 @@ __all__ = [
     "Faults",
     "ManualClock",
     "RecordTests",
+    "S3Faults",
+    "StrictS3Server",
     "WriterLeaseTests",
     "with_faults",
 ]
@@ -36,6 +40,8 @@ _MODULES: Final = {
     "Faults": "faults",
     "ManualClock": "clock",
     "RecordTests": "record_suite",
+    "S3Faults": "s3_faults",
+    "StrictS3Server": "s3_server",
     "WriterLeaseTests": "lease_suite",
     "with_faults": "faults",
 }

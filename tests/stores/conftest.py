@@ -2,9 +2,25 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from snapcore.stores.s3 import RetryPolicy, S3BlobStore, S3Credentials, S3Settings
+from snapcore.testing import StrictS3Server
+
+AWS_VARIABLES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_PROFILE",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +32,72 @@ def nothing_is_left_open() -> Iterator[None]:
     assert [path for path in _database_files() if path not in files] == []
 
 
+@pytest.fixture
+def no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """None of this machine's AWS configuration."""
+    for name in AWS_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-aws-config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-aws-credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def strict_server(no_aws: None) -> Iterator[StrictS3Server]:
+    """A strict S3 server with an empty bucket."""
+    with StrictS3Server() as server:
+        yield server
+
+
+class Pauses:
+    """Time that passes only while a store waits before it tries again: `waits` are the pauses it made, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.waits: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+    def policy(self, **options: Any) -> RetryPolicy:
+        """A policy by this time. Each wait is the longest that it may be."""
+        return RetryPolicy(sleep=self.sleep, clock=lambda: self.now, part=lambda: 1.0, **options)
+
+
+@pytest.fixture
+def pauses() -> Pauses:
+    return Pauses()
+
+
+@pytest.fixture
+async def open_store(strict_server: StrictS3Server, pauses: Pauses) -> AsyncIterator[Callable[..., S3BlobStore]]:
+    """Opens stores on the strict server, and closes them after the test."""
+    opened = []
+
+    def open_one(place: str = "bucket/prefix", *, retry: RetryPolicy | None = None, **settings: Any) -> S3BlobStore:
+        store = S3BlobStore(
+            strict_server.address(place),
+            credentials=S3Credentials("key", "secret"),
+            settings=S3Settings(**settings),
+            retry=retry or pauses.policy(),
+        )
+        opened.append(store)
+        return store
+
+    yield open_one
+    for store in opened:
+        await store.close()
+
+
+@pytest.fixture
+def s3(open_store: Callable[..., S3BlobStore]) -> S3BlobStore:
+    """A store on the strict server."""
+    return open_store()
+
+
 def _store_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("snapcore-sql")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith(("snapcore-sql", "snapcore-s3"))]
 
 
 def _database_files() -> list[str]:

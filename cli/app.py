@@ -23,11 +23,13 @@ COMMANDS: Final = {
     "rewind": "history",
     "label": "history",
     "delete": "history",
+    "forget": "cleanup",
+    "gc": "cleanup",
     "verify": "repositories",
     "stats": "repositories",
     "threads": "history",
 }
-ALIASES: Final = {"snapshots": "list", "check": "verify"}
+ALIASES: Final = {"snapshots": "list", "check": "verify", "prune": "gc"}
 
 _PLAIN: Final = (str, int, float, bool)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from . import blocking
     from .browse import Diff, DiffEntry
     from .capturing import CaptureReport
+    from .collecting import Fate, GcReport, PackFate
     from .direct_calls import capture, restore
     from .errors import (
         CheckpointConflictError,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         SnapcoreError,
         SnapshotError,
     )
+    from .forgetting import ForgetReport, SkippedThread, Verdict
     from .model import Checkpoint, Entry, FileStat, Kind, Progress, Redaction, RootState, Skipped, ThreadInfo, Totals
     from .redaction_hooks import RedactionHook, RedactionPattern
     from .registry import connect
@@ -41,6 +43,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "browse": ("Diff", "DiffEntry"),
     "capturing": ("CaptureReport",),
+    "collecting": ("Fate", "GcReport", "PackFate"),
     "direct_calls": ("capture", "restore"),
     "errors": (
         "CheckpointConflictError",
@@ -54,6 +57,7 @@ _WHERE = {
         "SnapcoreError",
         "SnapshotError",
     ),
+    "forgetting": ("ForgetReport", "SkippedThread", "Verdict"),
     "model": (
         "Checkpoint",
         "Entry",
@@ -85,9 +89,13 @@ __all__ = [
     "Diff",
     "DiffEntry",
     "Entry",
+    "Fate",
     "FilePolicy",
     "FileStat",
+    "ForgetReport",
+    "GcReport",
     "Kind",
+    "PackFate",
     "Problem",
     "Progress",
     "ProviderError",
@@ -103,10 +111,12 @@ __all__ = [
     "RestorePlan",
     "RootState",
     "Skipped",
+    "SkippedThread",
     "SnapcoreError",
     "SnapshotError",
     "ThreadInfo",
     "Totals",
+    "Verdict",
     "VerifyReport",
     "blocking",
     "capture",

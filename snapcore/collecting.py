@@ -8,12 +8,13 @@ enumeration of what happens without each.
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
+from .durations import parse_duration
 from .engine import Engine, each
-from .errors import Code, RepositoryError
+from .errors import Code, RepositoryError, SnapshotError
 from .maintenance import Maintenance, PackContents, Roots
 from .model import PackState, Progress
 from .packs import TARGET_PACK_BYTES, pack_key
@@ -21,7 +22,7 @@ from .protocols import ProgressCallback
 from .reachability import Reachability, UnreadableError
 from .repacking import Repacker
 
-__all__ = ["DEFAULT_GRACE", "Fate", "GcReport", "PackFate", "collect"]
+__all__ = ["DEFAULT_GRACE", "Fate", "GcReport", "PackFate", "Repack", "collect"]
 
 DEFAULT_GRACE: Final = 24 * 3600.0
 LATE_PUT: Final = 24 * 3600.0  # by then a put that a dead writer left under way has ended
@@ -31,6 +32,7 @@ FEWEST_SMALL: Final = 8  # fewer small packs than these do not slow a restore
 MOSTLY_DEAD: Final = 0.5
 HARDLY_DEAD: Final = 0.95
 RECORD_BYTES: Final = 88  # of a record beside its payload: its header, and its place in the footer
+PACK_BYTES: Final = 72  # of a pack beside its records: header, tail, and what its footer needs at least
 PACKS_AT_ONCE: Final = 64
 MARKS: Final = 3
 DELETES_AT_ONCE: Final = 8
@@ -96,6 +98,9 @@ async def collect(
     started meanwhile, `DAMAGED` when a checkpoint's manifest cannot be read: what it needs is then not known. Whatever was done
     until then stays right.
     """
+    grace = parse_duration(grace, "The grace of gc", zero=True)
+    if repack not in get_args(Repack):
+        raise SnapshotError(f"repack is {repack!r}, none of 'auto', 'all' and 'none'.", code=Code.INVALID_REQUEST)
     return await _Collect(engine, grace, repack, on_progress).run(dry_run=dry_run)
 
 
@@ -154,7 +159,8 @@ class _Collect:
 
     def _judge(self, pack: PackContents, roots: Roots) -> PackFate:
         live = sum(size + RECORD_BYTES for record_id, _, size in pack.records if record_id in self._reach.live)
-        return PackFate(pack.pack_id, self._fate(pack, live, roots), pack.size, live, pack.condemned_at)
+        live_bytes = min(live + PACK_BYTES, pack.size) if live else 0
+        return PackFate(pack.pack_id, self._fate(pack, live, roots), pack.size, live_bytes, pack.condemned_at)
 
     def _fate(self, pack: PackContents, live: int, roots: Roots) -> Fate:
         match pack.state:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -13,7 +13,9 @@ from .leases import WriterHold
 from .model import Checkpoint, RecordType, relabelled, validate_id, validate_thread_id
 from .packwriter import PackWriter, new_pack_id
 
-__all__ = ["delete", "fork", "rewind", "set_label"]
+__all__ = ["delete", "fork", "missing", "rewind", "set_label", "surely"]
+
+T = TypeVar("T")
 
 ATTEMPTS: Final = 3
 FIRST_PAUSE: Final = 0.1
@@ -50,7 +52,7 @@ async def _write_record(engine: Engine, hold: WriterHold, pack_id: str, checkpoi
     return msgspec.structs.replace(bare, record_id=record_id), writer
 
 
-async def _surely(work: Callable[[], Awaitable[Checkpoint]], done: Callable[[], Awaitable[Checkpoint | None]]) -> Checkpoint:
+async def surely(work: Callable[[], Awaitable[T]], done: Callable[[], Awaitable[T | None]]) -> T:
     """Do the work. Of an answer that was lost on the way nobody knows whether it was done: `done` looks, else it is repeated."""
     for attempt in range(ATTEMPTS):
         try:
@@ -109,7 +111,7 @@ async def fork(
         )
         copy, writer = await _write_record(engine, hold, pack_id, copy)
         commit = await writer.finish()
-        done = await _surely(lambda: engine.checkpoints.fork(hold.lease, copy, commit), lambda: _with_record(engine, copy))
+        done = await surely(lambda: engine.checkpoints.fork(hold.lease, copy, commit), lambda: _with_record(engine, copy))
         hold.released = True
         return done
 
@@ -147,7 +149,7 @@ async def set_label(engine: Engine, thread_id: str, checkpoint_id: str, label: s
     async with WriterHold(engine, thread_id, pack_id=pack_id) as hold:
         changed, writer = await _write_record(engine, hold, pack_id, relabelled(source, label))
         commit = await writer.finish()
-        return await _surely(
+        return await surely(
             lambda: engine.checkpoints.set_label(hold.lease, checkpoint_id, label, changed.record_id, commit),
             lambda: _with_record(engine, changed),
         )
@@ -157,7 +159,7 @@ async def delete(engine: Engine, thread_id: str, checkpoint_id: str | None) -> C
     """Remove a checkpoint (the head when None) from its thread. What only it referred to becomes garbage."""
     source = await _source(engine, thread_id, checkpoint_id)
     async with WriterHold(engine, thread_id) as hold:
-        return await _surely(lambda: _delete(engine, hold, source), lambda: _when_gone(engine, source))
+        return await surely(lambda: _delete(engine, hold, source), lambda: _when_gone(engine, source))
 
 
 async def _delete(engine: Engine, hold: WriterHold, checkpoint: Checkpoint) -> Checkpoint:

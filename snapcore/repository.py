@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from . import history
 from .capturing import DEFAULT_ROOT, CaptureReport, CaptureRequest, RootRequest, capture
 from .config import CONFIG_KEY, CREATING_KEY, RepositoryConfig, decode_config, encode_config, new_config
+from .databases import check_own_database, has_own_database, inner_database, own_database
 from .engine import Engine, finish
 from .errors import Code, RepositoryError, SnapshotError, printable
 from .leases import DEFAULT_TTL
@@ -23,7 +24,7 @@ from .placement import refuse_own_files
 from .protocols import BlobStore, CheckpointStore, ProgressCallback, Workspace
 from .redaction import Redactor
 from .redaction_hooks import RedactionHook, RedactionPattern
-from .registry import connect, load, open_blobs, open_database, split_scheme
+from .registry import connect, load, open_blobs, open_database
 from .selection import FilePolicy
 
 if TYPE_CHECKING:
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Repository", "RepositoryStats", "as_workspace", "init_repository", "open_repository"]
 
-DATABASE_NAME: Final = "snapcore.db"
 DEFAULT_WORKSPACE: Final = "/workspace"
 MAX_CANDIDATES: Final = 20
 CREATION_POLLS: Final = 20
 CREATION_PAUSE: Final = 0.05
+CREATION_SETTLES: Final = 0.5  # seconds: longer than a request and a put of another machine take
 
 Roots = Mapping[str, str | tuple[str, FilePolicy]]
 CheckpointList = list[Checkpoint]  # the class below has a method called list
@@ -451,8 +452,8 @@ class Repository:
         """Remove the checkpoints of a thread, or with `all_threads` of each, that no rule keeps; see `KeepRules`.
 
         The head is always kept, and what has a label unless `keep_labeled=False`. `keep_within` is in seconds, or a text such as
-        `30d12h`. What only removed checkpoints needed stays stored until `gc`. Raises `SnapshotError` `INVALID_REQUEST` when there
-        is no rule or one that makes no sense, `MISSING_CHECKPOINT` when the thread has no checkpoint;
+        `30d12h`. What only removed checkpoints needed stays stored until `gc`. Raises `SnapshotError` `INVALID_REQUEST` when
+        there is no rule or one that makes no sense, `MISSING_CHECKPOINT` when the thread has no checkpoint;
         `CheckpointWriterConflictError` when another writer holds the thread (with `all_threads`, such threads are skipped).
         """
         from .forgetting import KeepRules, forget, forget_all
@@ -565,10 +566,12 @@ class OpenRepository:
                     code=Code.NO_REPOSITORY,
                     hint=f"Create one with 'snapcore init --repo {printable(self._url)}'.",
                 )
-            store: CheckpointStore = open_database(self._database or _default_database(self._url))
+            named = self._database or inner_database(self._url)
+            mine = None if named else await _own_config(blobs, config, self._url)
+            store: CheckpointStore = open_database(named or own_database(mine.repository_id if mine else ""))
             try:
                 if config is None:
-                    config = await _create(blobs, store)
+                    config = await (_create_with_own_database(blobs, store, mine) if mine else _create(blobs, store))
                 await _check_identity(store, config)
             except BaseException:
                 await finish(store.close())
@@ -584,7 +587,8 @@ def open_repository(
 ) -> OpenRepository:
     """Open the repository at `url` (a folder, `memory://`, or what an installed package adds); created when absent and `create`.
 
-    `database` is a SQLAlchemy URL; a folder has a SQLite file inside by default. Await the result, or use it with
+    `database` is a SQLAlchemy URL. By default a folder has a SQLite file inside; for other blob stores it is a file in this
+    user's data folder, which other machines lack: name a database for several. Await the result, or use it with
     `async with`. Raises `RepositoryError`: `NO_REPOSITORY`, `WRONG_DATABASE`, `UNSUPPORTED_FORMAT`, `DAMAGED`.
     """
     return OpenRepository(url, database, create=create)
@@ -597,23 +601,44 @@ async def init_repository(url: str | os.PathLike[str], *, database: str | None =
 
 async def _read_config(blobs: BlobStore, key: str = CONFIG_KEY) -> RepositoryConfig | None:
     try:
-        return decode_config(await blobs.get(key)) if await blobs.head(key) is not None else None
+        return decode_config(await blobs.get(key))
     except SnapshotError as error:
         if error.code != Code.MISSING_BLOB:
             raise
-        return None  # removed just now
+        return None
 
 
-def _default_database(url: str) -> str:
-    scheme, rest = split_scheme(url)
-    if scheme == "memory":
-        return "sqlite://"
-    if scheme == "file":
-        path = os.path.join(os.path.abspath(os.path.expanduser(rest)), DATABASE_NAME)
-        return "sqlite:///" + path.replace("%", "%25").replace("?", "%3F")  # the rest has no meaning in such a URL
-    raise RepositoryError(
-        f"A repository at {scheme}:// needs a database.", code=Code.WRONG_DATABASE, hint="Give its URL (database=, --database)."
-    )
+async def _own_config(blobs: BlobStore, config: RepositoryConfig | None, url: str) -> RepositoryConfig:
+    """The configuration whose database this machine is to have for itself.
+
+    A creation that another machine has begun is not gone on with: two databases would have the same ids then, and each
+    machine would take its own for the right one.
+    """
+    if config is not None:
+        check_own_database(config.repository_id, url)
+        return config
+    begun = await _read_config(blobs, CREATING_KEY)
+    if begun is not None and has_own_database(begun.repository_id):
+        return begun
+    mine = new_config()
+    await blobs.put(CREATING_KEY, encode_config(mine))
+    return mine
+
+
+async def _create_with_own_database(blobs: BlobStore, store: CheckpointStore, mine: RepositoryConfig) -> RepositoryConfig:
+    """Create a repository, or return the one that another machine was first to create.
+
+    There is no common database that could decide which is first. So the configuration is put only while there is none, and
+    read again once whoever found none at the same time has put its own; the last one stays.
+    """
+    await store.initialize(mine.identity)
+    found = await _read_config(blobs)
+    if found is None:
+        await blobs.put(CONFIG_KEY, encode_config(mine))
+        await asyncio.sleep(CREATION_SETTLES)
+        found = await _read_config(blobs)
+    await blobs.delete(CREATING_KEY)
+    return found or mine
 
 
 async def _create(blobs: BlobStore, store: CheckpointStore) -> RepositoryConfig:

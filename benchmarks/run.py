@@ -3,7 +3,7 @@
     python benchmarks/run.py                         a made tree: 25,000 files and one of 150 MB
     python benchmarks/run.py --tree DIR              a copy of a folder of yours
     python benchmarks/run.py --maker SCRIPT          SCRIPT make DIR --files N --big-mb N, and SCRIPT step DIR --seed N
-    python benchmarks/run.py --growth                how cost grows with files, checkpoints and bytes (benchmarks/growth.py)
+    python benchmarks/run.py --growth                how cost grows with files, checkpoints, threads and bytes (growth.py)
 
 Seconds depend on the machine and on what else it does; the ratios within one run are what counts.
 """
@@ -243,16 +243,18 @@ def main() -> None:
     parser.add_argument("--big-mb", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", help="write the table to this file")
-    parser.add_argument("--growth", action="store_true", help="measure how cost grows instead")
+    parser.add_argument(
+        "--growth", nargs="*", metavar="PART", help="measure how cost grows instead: files checkpoints threads bytes"
+    )
     parser.add_argument("--scratch", help="folder for trees and repositories (default: a temporary one)")
     args = parser.parse_args()
     if not Path(SNAPCORE).exists():
         parser.error("snapcore is not installed beside this Python")
     with tempfile.TemporaryDirectory(prefix="snapcore-bench-", dir=args.scratch) as scratch:
-        if args.growth:
+        if args.growth is not None:
             from growth import growth
 
-            table = growth(Path(scratch))
+            table = growth(Path(scratch), args.growth)
         else:
             bench = Bench(Path(scratch), *_maker(args), args.rounds)
             bench.run()

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
 from .engine import Engine, finish, stop
-from .errors import CheckpointWriterConflictError, CheckpointWriterLostError, SnapcoreError
+from .errors import CheckpointWriterConflictError, CheckpointWriterLostError, RepositoryError, SnapcoreError
 from .hosts import current_holder
 from .model import WriterLease
 from .protocols import Grant
@@ -18,6 +19,7 @@ DEFAULT_TTL: Final = 120.0
 RENEW_PART: Final = 0.375  # of the ttl: 45 s of 120 s
 FIRST_RETRY: Final = 0.05
 LONGEST_RETRY: Final = 2.0
+ATTEMPTS: Final = 4  # of a store that says that trying again can help
 
 
 class WriterHold:
@@ -92,23 +94,34 @@ class WriterHold:
         await self._release_old()
         while True:
             try:
-                return await finish(
-                    self._store.acquire_writer(
-                        self._thread_id,
-                        ttl=self._ttl,
-                        holder=current_holder(),
-                        pack_id=self._pack_id,
-                        sandbox_id=self._sandbox_id,
-                        roots=self._roots,
-                    ),
-                    undo=self._give_up,
-                )
+                return await finish(self._ask(), undo=self._give_up)
             except CheckpointWriterConflictError:
                 left = deadline - loop.time()
                 if left <= 0:
                     raise
                 await asyncio.sleep(min(delay, left))
                 delay = min(delay * 2, LONGEST_RETRY)
+
+    async def _ask(self) -> Grant:
+        """Ask for the lease; again when the answer may have been lost, by the same token, so that the thread is not held by
+        a lease that nobody knows of."""
+        token = secrets.token_hex(16)
+        for attempt in range(ATTEMPTS):
+            try:
+                return await self._store.acquire_writer(
+                    self._thread_id,
+                    ttl=self._ttl,
+                    holder=current_holder(),
+                    pack_id=self._pack_id,
+                    sandbox_id=self._sandbox_id,
+                    roots=self._roots,
+                    token=token,
+                )
+            except RepositoryError as error:
+                if not error.retryable or attempt + 1 == ATTEMPTS:
+                    raise
+                await asyncio.sleep(FIRST_RETRY * 2**attempt)
+        raise AssertionError("unreachable")
 
     async def _give_up(self, grant: Grant) -> None:
         try:

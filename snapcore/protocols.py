@@ -214,12 +214,17 @@ class CheckpointStore(MaintenanceStore, Protocol):
         pack_id: str | None = None,
         sandbox_id: str | None = None,
         roots: Sequence[str] = (),
+        token: str | None = None,
     ) -> Grant:
         """Take the thread's lease for `ttl` seconds, without waiting; the thread need not exist yet.
 
         Every acquisition has a larger fence than all before. A lease that is in force raises
         `CheckpointWriterConflictError`, unless its holder is a process of this host that is gone. `pack_id` is entered as
         a pack in state `writing`, owned by the new lease. `sandbox_id` with `roots` asks for `Grant.bases`.
+
+        `token`, 32 random hex digits of the caller's own, becomes the lease's. Repeated with the same token and `ttl` while that
+        lease is in force, the call grants the very lease again: an answer lost on the way is found by repeating. When it ran
+        out meanwhile, `CheckpointWriterLostError`; when it is another thread's, `CheckpointConflictError` `DUPLICATE_ID`.
         """
         ...
 

@@ -98,15 +98,18 @@ class SqlCheckpointStore(SqlMaintenance):
         pack_id: str | None = None,
         sandbox_id: str | None = None,
         roots: Sequence[str] = (),
+        token: str | None = None,
     ) -> Grant:
         """Take the thread's lease and read what a capture starts from; see `CheckpointStore`."""
         validate_thread_id(thread_id)
         if pack_id is not None:
             checks.check_pack_id(pack_id)
+        own_token = sql_leases.new_token() if token is None else token
+        sql_leases.check_token(own_token)
         microseconds = _ttl(ttl)
 
         def work(tx: Transaction) -> Grant:
-            lease = sql_leases.acquire(tx, thread_id, microseconds, holder)
+            lease = sql_leases.acquire(tx, thread_id, microseconds, holder, own_token)
             sql_packs.reserve(tx, [] if pack_id is None else [pack_id], lease.token, lease.fence)
             bases, redactions = sql_stats.bases(tx, sandbox_id, roots) if sandbox_id is not None else ({}, {})
             return Grant(

@@ -1,11 +1,20 @@
 """Writer leases and readers' pins, as functions on a running transaction."""
 
+import re
 import secrets
 from collections.abc import Sequence
+from typing import Any, Final
 
-from sqlalchemy import Row, delete, select, update
+from sqlalchemy import Row, delete, or_, select, update
 
-from snapcore.errors import CheckpointWriterConflictError, CheckpointWriterLostError, Code, RepositoryError
+from snapcore.errors import (
+    CheckpointConflictError,
+    CheckpointWriterConflictError,
+    CheckpointWriterLostError,
+    Code,
+    RepositoryError,
+    SnapshotError,
+)
 from snapcore.hosts import is_gone
 from snapcore.model import Holder, WriterLease
 from snapcore.protocols import Pin
@@ -13,22 +22,41 @@ from snapcore.protocols import Pin
 from . import sql_schema as schema
 from .sql_transactions import Transaction
 
-__all__ = ["acquire", "add_pin", "check", "release", "remove_pin", "renew", "renew_pin"]
+__all__ = ["acquire", "add_pin", "check", "check_token", "new_token", "release", "remove_pin", "renew", "renew_pin"]
 
+_TOKEN: Final = re.compile(r"[0-9a-f]{32}")
 _LEASES = schema.writer_leases
 _PINS = schema.pins
 
 
-def acquire(tx: Transaction, thread_id: str, ttl: int, holder: Holder | None) -> WriterLease:
-    """Take the thread's lease; the transaction's sequence number is its fence, so that every later one is larger."""
-    row = tx.connection.execute(select(_LEASES).where(_LEASES.c.thread_id == thread_id)).one_or_none()
-    if row is not None:
-        _require_free(tx, row, thread_id)
+def new_token() -> str:
+    """A token that nobody guesses."""
+    return secrets.token_hex(16)
+
+
+def check_token(token: object) -> None:
+    """Refuse a token that is not 32 hex digits."""
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise SnapshotError("A lease's token must be 32 hex digits.", code=Code.INVALID_REQUEST)
+
+
+def acquire(tx: Transaction, thread_id: str, ttl: int, holder: Holder | None, token: str) -> WriterLease:
+    """Take the thread's lease; the transaction's sequence number is its fence, so that every later one is larger.
+
+    A lease in force with this very token is granted again: the answer to an earlier call was lost on the way.
+    """
+    rows = tx.connection.execute(select(_LEASES).where(or_(_LEASES.c.thread_id == thread_id, _LEASES.c.token == token))).all()
+    if any(row.thread_id != thread_id for row in rows):
+        raise CheckpointConflictError("The token is another lease's.", code=Code.DUPLICATE_ID, hint="Use a random token.")
+    if rows and rows[0].token == token:
+        return _again(tx, rows[0], thread_id, ttl)
+    if rows:
+        _require_free(tx, rows[0], thread_id)
         tx.connection.execute(delete(_LEASES).where(_LEASES.c.thread_id == thread_id))
     holder = holder or Holder()
     lease = WriterLease(
         thread_id=thread_id,
-        token=secrets.token_hex(16),
+        token=token,
         fence=tx.seq,
         acquired_at=tx.now,
         expires_at=tx.now + ttl,
@@ -46,6 +74,20 @@ def acquire(tx: Transaction, thread_id: str, ttl: int, holder: Holder | None) ->
             started=holder.started,
         )
     )
+    return lease
+
+
+def _again(tx: Transaction, row: Row[*tuple[Any, ...]], thread_id: str, ttl: int) -> WriterLease:
+    # whoever asks has never seen this lease, so it was not renewed: the time it was acquired need not be stored
+    lease = WriterLease(
+        thread_id=thread_id,
+        token=row.token,
+        fence=row.fence,
+        acquired_at=row.expires_at - ttl,
+        expires_at=row.expires_at,
+        ttl=ttl,
+    )
+    check(tx, lease)
     return lease
 
 
@@ -101,7 +143,7 @@ def release(tx: Transaction, lease: WriterLease) -> None:
 def add_pin(tx: Transaction, roots: Sequence[bytes], ttl: int) -> Pin:
     """Hold records until `ttl` microseconds from now. Pins that have run out are cleared away."""
     tx.connection.execute(delete(_PINS).where(_PINS.c.expires_at <= tx.now))
-    pin = Pin(id=secrets.token_hex(16), roots=tuple(roots), expires_at=tx.now + ttl)
+    pin = Pin(id=new_token(), roots=tuple(roots), expires_at=tx.now + ttl)
     tx.connection.execute(_PINS.insert().values(id=pin.id, roots=b"".join(roots), expires_at=pin.expires_at))
     return pin
 

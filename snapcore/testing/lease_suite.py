@@ -1,9 +1,11 @@
 """Conformance of writer leases. Subclass `WriterLeaseTests` and override the fixture `store`."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
-from snapcore.errors import CheckpointWriterConflictError, CheckpointWriterLostError, Code, SnapshotError
+from snapcore.errors import CheckpointConflictError, CheckpointWriterConflictError, CheckpointWriterLostError, Code, SnapshotError
 from snapcore.hosts import current_holder
 from snapcore.model import Holder, PackState, WriterLease
 from snapcore.protocols import CheckpointStore, Commit
@@ -13,6 +15,7 @@ from .entries import IDENTITY, acquire, append, checkpoint_for, digest, new_pack
 
 __all__ = ["WriterLeaseTests"]
 
+TOKEN = "00112233445566778899aabbccddeeff"
 INVALID_THREAD_IDS = ["", "\ud800", "a\udc80", "a\nb", "a\0", "x" * 513]
 
 
@@ -238,6 +241,48 @@ class WriterLeaseTests:
         assert grant.head == first
         assert grant.has_records
         assert {pack.pack_id: pack.state for pack in await store.packs()}[pack_id] == PackState.WRITING
+
+    async def test_the_token_is_the_callers_own_if_given(self, store: CheckpointStore) -> None:
+        assert (await store.acquire_writer("thread", token=TOKEN)).lease.token == TOKEN
+        tokens = {(await store.acquire_writer(f"other-{number}")).lease.token for number in range(3)}
+        assert len(tokens) == 3
+
+    async def test_a_repeated_acquisition_is_the_same_grant(self, store: CheckpointStore, clock: ManualClock) -> None:
+        """An answer that was lost on the way is found by asking again, and blocks nobody until it runs out."""
+        await append(store, "thread", "first")
+        pack_id = new_pack_id()
+        holder = Holder(host="elsewhere", pid=4711, boot_id="boot", started=1)
+        grant = await store.acquire_writer("thread", ttl=30, holder=holder, pack_id=pack_id, token=TOKEN)
+        before = await state_of(store)
+        clock.advance(29.999999)
+        assert await store.acquire_writer("thread", ttl=30, holder=holder, pack_id=pack_id, token=TOKEN) == grant
+        assert await state_of(store) == before
+        checkpoint = checkpoint_for("thread", "second", parent="first")
+        commit = Commit(packs=(pack_of(pack_id, "manifest-second", "record-second"),))
+        assert await store.append(grant.lease, checkpoint, commit)
+
+    async def test_a_token_does_not_revive_a_lease_that_ran_out(self, store: CheckpointStore, clock: ManualClock) -> None:
+        await store.acquire_writer("thread", ttl=30, token=TOKEN)
+        clock.advance(30)
+        with pytest.raises(CheckpointWriterLostError):
+            await store.acquire_writer("thread", ttl=30, token=TOKEN)
+        successor = (await store.acquire_writer("thread")).lease
+        with pytest.raises(CheckpointWriterConflictError):
+            await store.acquire_writer("thread", ttl=30, token=TOKEN)
+        assert await store.renew_writer(successor)
+
+    async def test_the_token_of_another_threads_lease_is_refused(self, store: CheckpointStore) -> None:
+        await store.acquire_writer("thread", token=TOKEN)
+        with pytest.raises(CheckpointConflictError) as caught:
+            await store.acquire_writer("other", token=TOKEN)
+        assert caught.value.code is Code.DUPLICATE_ID
+        assert await store.acquire_writer("other")
+
+    @pytest.mark.parametrize("token", ["", "0" * 31, "0" * 33, "G" * 32, "A" * 32, "0" * 31 + "\n", "٠" * 32, 7, b"0" * 32])
+    async def test_an_invalid_token_is_refused(self, store: CheckpointStore, token: Any) -> None:
+        with pytest.raises(SnapshotError) as caught:
+            await store.acquire_writer("thread", token=token)
+        assert caught.value.code is Code.INVALID_REQUEST
 
     @pytest.mark.parametrize("thread_id", INVALID_THREAD_IDS)
     async def test_invalid_thread_ids_are_refused(self, store: CheckpointStore, thread_id: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from . import history
 from .capturing import DEFAULT_ROOT, CaptureReport, CaptureRequest, RootRequest, capture
 from .config import CONFIG_KEY, CREATING_KEY, RepositoryConfig, decode_config, encode_config, new_config
-from .databases import check_own_database, has_own_database, inner_database, own_database
+from .databases import has_own_database, inner_database, new_own_database, own_database
 from .engine import Engine, finish
 from .errors import Code, RepositoryError, SnapshotError, printable
 from .leases import DEFAULT_TTL
@@ -566,12 +566,14 @@ class OpenRepository:
                     code=Code.NO_REPOSITORY,
                     hint=f"Create one with 'snapcore init --repo {printable(self._url)}'.",
                 )
-            named = self._database or inner_database(self._url)
-            mine = None if named else await _own_config(blobs, config, self._url)
-            store: CheckpointStore = open_database(named or own_database(mine.repository_id if mine else ""))
+            database = self._database or inner_database(self._url)
+            if database is None:
+                config = config or await _create_with_own_database(blobs)
+                database = own_database(config.repository_id, self._url)
+            store: CheckpointStore = open_database(database)
             try:
                 if config is None:
-                    config = await (_create_with_own_database(blobs, store, mine) if mine else _create(blobs, store))
+                    config = await _create(blobs, store)
                 await _check_identity(store, config)
             except BaseException:
                 await finish(store.close())
@@ -608,30 +610,23 @@ async def _read_config(blobs: BlobStore, key: str = CONFIG_KEY) -> RepositoryCon
         return None
 
 
-async def _own_config(blobs: BlobStore, config: RepositoryConfig | None, url: str) -> RepositoryConfig:
-    """The configuration whose database this machine is to have for itself.
+async def _create_with_own_database(blobs: BlobStore) -> RepositoryConfig:
+    """Create a repository whose database is this machine's own, or return the one that another process was first to create.
 
     A creation that another machine has begun is not gone on with: two databases would have the same ids then, and each
-    machine would take its own for the right one.
+    machine would take its own for the right one. There is no common database that could decide who is first. So the
+    configuration is put only while there is none, and read again once whoever found none at the same time has put its own;
+    the last one stays.
     """
-    if config is not None:
-        check_own_database(config.repository_id, url)
-        return config
-    begun = await _read_config(blobs, CREATING_KEY)
-    if begun is not None and has_own_database(begun.repository_id):
-        return begun
-    mine = new_config()
-    await blobs.put(CREATING_KEY, encode_config(mine))
-    return mine
-
-
-async def _create_with_own_database(blobs: BlobStore, store: CheckpointStore, mine: RepositoryConfig) -> RepositoryConfig:
-    """Create a repository, or return the one that another machine was first to create.
-
-    There is no common database that could decide which is first. So the configuration is put only while there is none, and
-    read again once whoever found none at the same time has put its own; the last one stays.
-    """
-    await store.initialize(mine.identity)
+    mine = await _read_config(blobs, CREATING_KEY)
+    if mine is None or not has_own_database(mine.repository_id):
+        mine = new_config()
+        await blobs.put(CREATING_KEY, encode_config(mine))
+    store: CheckpointStore = open_database(new_own_database(mine.repository_id))
+    try:
+        await store.initialize(mine.identity)
+    finally:
+        await finish(store.close())
     found = await _read_config(blobs)
     if found is None:
         await blobs.put(CONFIG_KEY, encode_config(mine))

@@ -10,8 +10,8 @@ __all__ = ["parse_duration"]
 
 UNITS: Final = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 366 * 86_400}
 LONGEST: Final = 10_000 * UNITS["y"]
-_PART: Final = re.compile(r"(\d{1,9})([a-z]+)")
-_WHOLE: Final = re.compile(r"(?:\d{1,9}[a-z]+)+")
+_PART: Final = re.compile(r"([0-9]{1,9})([a-z]+)")
+_WHOLE: Final = re.compile(r"(?:[0-9]{1,9}[a-z]+)+")
 
 
 def parse_duration(value: object, what: str, *, zero: bool = False, months: bool = False) -> float:

@@ -31,7 +31,6 @@ NOT_YET = {
     34: "a blob deleted while it is referenced again: there is no gc",
     37: "replay by position: there is no ledger",
     46: "healing a missing blob: there is no repair",
-    52: "keep rules: there is no forget",
 }
 
 

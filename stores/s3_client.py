@@ -1,8 +1,9 @@
 """The boto3 client of one store, made on one of the store's threads, since that takes some 100 ms."""
 
 import functools
+import urllib.parse
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from snapcore.errors import Code, RepositoryError
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 __all__ = ["S3Credentials", "S3Settings", "make_client", "missing_extra"]
+
+AWS_HOSTS: Final = (".amazonaws.com", ".amazonaws.com.cn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def make_client(address: S3Address, credentials: S3Credentials | None, settings:
     session = Session()
     session.register_component("data_loader", _loader())
     try:
-        return boto3.session.Session(botocore_session=session).client(
+        client = boto3.session.Session(botocore_session=session).client(
             "s3",
             config=config,
             endpoint_url=address.endpoint,
@@ -75,6 +78,14 @@ def make_client(address: S3Address, credentials: S3Credentials | None, settings:
             code=Code.INVALID_REQUEST,
             hint="Check AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL and AWS_REGION.",
         ) from None
+    if not (urllib.parse.urlsplit(client.meta.endpoint_url).hostname or "").endswith(AWS_HOSTS):
+        client.meta.events.register_last("before-parameter-build.s3", _stay_in_region)
+    return client
+
+
+def _stay_in_region(context: dict[str, Any], **_: Any) -> None:
+    """Have botocore not look for the bucket's region: where an answer does not name it, as AWS's do, it asks without end."""
+    context["s3_redirect"]["redirected"] = True
 
 
 @functools.cache

@@ -21,6 +21,7 @@ __all__ = [
     "is_missing",
     "is_refused_range",
     "is_unknown_call",
+    "is_wordless",
     "refusal",
     "retry_after",
     "trouble",
@@ -35,7 +36,6 @@ class WrongAnswerError(Exception):
 SERVICE_ERRORS: Final = (ClientError, BotoCoreError, ResponseParserError, WrongAnswerError)
 
 _CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MISSING: Final = frozenset({"NoSuchKey", "404", "NotFound"})
 _UNKNOWN_CALL: Final = frozenset({"NotImplemented", "501", "MethodNotAllowed", "405", "InvalidArgument", "InvalidRequest"})
 _THROTTLED: Final = frozenset(
     {
@@ -167,8 +167,14 @@ def error_code(error: BaseException) -> str:
 
 
 def is_missing(error: ClientError) -> bool:
-    """Whether the answer says that there is no such object, and not that there is no such bucket."""
-    return _status(error) == 404 and error_code(error) in _MISSING
+    """Whether the service itself says that there is no such object. A mere 404 may be of a proxy, or mean the bucket."""
+    return error_code(error) == "NoSuchKey"
+
+
+def is_wordless(error: ClientError) -> bool:
+    """Whether it is a refusal without a code, as those of HEAD are, and not one that passes."""
+    status = _status(error)
+    return error_code(error) == str(status) and status < 500 and status not in _THROTTLED_STATUS
 
 
 def is_refused_range(error: ClientError) -> bool:
@@ -190,6 +196,8 @@ def trouble(error: BaseException) -> Trouble:
             return Trouble.FINAL
         if code in _THROTTLED or status in _THROTTLED_STATUS:
             return Trouble.THROTTLED
+        if code == "404":
+            return Trouble.UNREACHABLE  # no service answers without a code of its own: a proxy, or no S3 at all
         if code in _PASSING or (status >= 500 and status != 501):
             return Trouble.PASSING
         return Trouble.FINAL
@@ -230,6 +238,8 @@ def _explain(error: BaseException) -> tuple[Code, str, str, bool]:
             return Code.STORE_UNAVAILABLE, "The service kept asking for fewer requests", "Try again later.", True
         if trouble(error) is Trouble.PASSING:
             return Code.STORE_UNAVAILABLE, "The service kept failing", "Try again later.", True
+        if trouble(error) is Trouble.UNREACHABLE:
+            return Code.STORE_UNAVAILABLE, "What answers is no S3 service", "Check the endpoint and the network.", True
         return Code.STORE_UNAVAILABLE, "The service refused the request", "Run 'snapcore store test' on this address.", False
     if isinstance(error, botocore.NoCredentialsError | botocore.PartialCredentialsError):
         return Code.ACCESS_DENIED, "There are no credentials", _CREDENTIALS_HINT, False

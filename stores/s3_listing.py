@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 
 from snapcore.idset import IdSet
 
-from .s3_errors import is_unknown_call
+from .s3_errors import WrongAnswerError, is_unknown_call
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -39,14 +39,17 @@ class Listing:
     _seen: IdSet = field(default_factory=IdSet)
 
     def ask(self, client: "S3Client") -> dict[str, Any]:
-        """The next page."""
+        """The next page. Raises `WrongAnswerError` for one that says nothing, such as an empty body."""
         try:
-            return self._ask(client)
+            page = self._ask(client)
         except ClientError as error:
             if self._old_style or not is_unknown_call(error):
                 raise
             self._go_back_to_old_style()
-            return self._ask(client)
+            page = self._ask(client)
+        if "IsTruncated" not in page:
+            raise WrongAnswerError
+        return page
 
     def take(self, page: dict[str, Any]) -> list[tuple[str, int]]:
         """(key, size) of each object of a page that lies under the prefix and was not listed yet."""
@@ -74,7 +77,7 @@ class Listing:
 
     def _turn(self, page: dict[str, Any]) -> None:
         """Decide what to ask for next."""
-        if not page.get("IsTruncated"):
+        if not page["IsTruncated"]:
             self.done = True
             return
         by_key = not self._token

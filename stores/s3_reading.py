@@ -1,11 +1,12 @@
 """Single requests about one object, as blocking functions of a client. Each checks that the answer is what was asked for."""
 
+import contextlib
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import ClientError
 
-from .s3_errors import WrongAnswerError, is_missing, is_refused_range
+from .s3_errors import WrongAnswerError, is_missing, is_refused_range, is_wordless
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -20,9 +21,11 @@ def size_of(client: "S3Client", bucket: str, name: str) -> int | None:
     try:
         return client.head_object(Bucket=bucket, Key=name)["ContentLength"]
     except ClientError as error:
-        if is_missing(error):
-            return None
-        raise
+        if not is_wordless(error):
+            raise
+    # An answer to HEAD has no body that would tell a missing object from a missing bucket, or from a proxy that has lost its
+    # service, nor an expired token from a wrong region. A read does.
+    return read(client, bucket, name, 0, 1)[1]
 
 
 def read(client: "S3Client", bucket: str, name: str, offset: int, length: int | None) -> tuple[bytes, int | None]:
@@ -39,7 +42,7 @@ def read(client: "S3Client", bucket: str, name: str, offset: int, length: int | 
         if asked and is_refused_range(error):
             return b"", _size_before(client, bucket, name, offset)
         raise
-    with answer["Body"] as body:
+    with contextlib.closing(answer["Body"]) as body:  # as a context manager it would be urllib3's stream, with errors of its own
         start, end, size = _extent(answer)
         wanted = size if length is None else min(offset + length, size)
         # the whole object is as good: there are services and proxies that do not know ranges
@@ -60,10 +63,10 @@ def delete(client: "S3Client", bucket: str, name: str) -> None:
             raise
 
 
-def _size_before(client: "S3Client", bucket: str, name: str, offset: int) -> int | None:
+def _size_before(client: "S3Client", bucket: str, name: str, offset: int) -> int:
     """The size of an object in which, as the service says, no byte lies at `offset`."""
-    size = size_of(client, bucket, name)
-    if size is not None and size > offset:
+    size = client.head_object(Bucket=bucket, Key=name)["ContentLength"]
+    if size > offset:
         raise WrongAnswerError
     return size
 

@@ -38,8 +38,14 @@ def open_database(url: str, *, busy_timeout: float = 30.0) -> Database:
     if parsed.get_backend_name() == "sqlite":
         return sql_sqlite.SqliteDatabase(parsed, busy_timeout=busy_timeout)
     if parsed.drivername in _POSTGRES:
-        from .sql_postgres import PostgresDatabase  # here: psycopg is an extra, and takes long to import
-
+        try:
+            from .sql_postgres import PostgresDatabase  # here: psycopg is an extra, and takes long to import
+        except ImportError as error:
+            raise RepositoryError(
+                "Postgres needs the package psycopg, which cannot be imported.",
+                code=Code.MISSING_EXTRA,
+                hint="Install it: pip install 'snapcore[postgres]'",
+            ) from error
         return PostgresDatabase(parsed, busy_timeout=busy_timeout)
     raise RepositoryError(f"Databases of kind {parsed.drivername!r} are not supported.", code=Code.UNKNOWN_SCHEME, hint=_HINT)
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+import psycopg
 from sqlalchemy import (
     URL,
     BigInteger,
@@ -31,15 +32,6 @@ from snapcore.errors import Code, RepositoryError, SnapcoreError
 
 from .sql_database import CONNECTIONS, Database, begin_mode
 from .sql_postgres_errors import explain, state_of, will_pass
-
-try:
-    import psycopg
-except ImportError as error:
-    raise RepositoryError(
-        "Postgres needs the package psycopg, which is not installed.",
-        code=Code.MISSING_EXTRA,
-        hint="Install it: pip install 'snapcore[postgres]'",
-    ) from error
 
 __all__ = ["PostgresDatabase", "insert_rows"]
 

@@ -22,6 +22,13 @@ GIVEN = "SNAPCORE_TEST_POSTGRES"  # the address of a database that the tests may
 REQUIRED = "SNAPCORE_REQUIRE_SERVICES"  # a service that is missing is a failure, not a reason to skip
 RUN = "SNAPCORE_TEST_RUN"  # folder of this test run; inherited by the workers
 
+# the tests' own user needs no password, those that they make do
+HBA = """
+local all all               trust
+host  all snapcore all      trust
+host  all all      all      scram-sha-256
+"""
+
 _kept: list[subprocess.Popen[bytes]] = []
 
 
@@ -128,6 +135,7 @@ class Keeper:
         server: subprocess.Popen[bytes] | None = None
         try:
             self._call("initdb", "-D", f"{self._data}/db", "-U", "snapcore", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
+            (self._data / "db" / "pg_hba.conf").write_text(HBA)
             port = _free_port()
             server = self._start(port)
             _write(self._folder / "pid", str(os.getpid()))

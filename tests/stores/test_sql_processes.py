@@ -1,4 +1,5 @@
-"""Several processes on one SQLite file: one writer a thread, leases that end with their process, fences in the commit."""
+"""Several processes on one database, SQLite and Postgres: one writer a thread, leases that end with their process, fences in
+the commit."""
 
 import os
 import signal
@@ -27,9 +28,12 @@ store = SqlCheckpointStore(sys.argv[1])
 """
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/snapcore.db"
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/snapcore.db"
+    address: str = request.getfixturevalue("postgres_url")
+    return address
 
 
 @pytest.fixture

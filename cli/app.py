@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "stats": "repositories",
     "threads": "history",
 }
+GROUPS: Final = {"store": {"test": "store"}}  # commands of two words, whose functions are called store_test and so on
 ALIASES: Final = {"snapshots": "list", "check": "verify", "prune": "gc"}
 
 _PLAIN: Final = (str, int, float, bool)
@@ -81,19 +82,33 @@ class Group(_Plain, TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names in the order of the help page."""
-        return list(COMMANDS)
+        return [*COMMANDS, *GROUPS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name or alias, or None."""
         name = ALIASES.get(cmd_name, cmd_name)
-        if name not in COMMANDS:
-            return None
-        module = importlib.import_module(f".{COMMANDS[name]}", __package__)
-        single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        single.command(name, cls=Command, context_settings={"help_option_names": ["-h", "--help"]})(
-            getattr(module, f"{name}_" if name == "list" else name)
-        )
-        return get_command(single)
+        if name in GROUPS:
+            return _group(name)
+        return _command(name, COMMANDS[name], f"{name}_" if name == "list" else name) if name in COMMANDS else None
+
+
+def _command(name: str, module: str, function: str) -> Any:
+    """The command `name`, a function of a module of this package."""
+    loaded = importlib.import_module(f".{module}", __package__)
+    single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    single.command(name, cls=Command, context_settings={"help_option_names": ["-h", "--help"]})(getattr(loaded, function))
+    return get_command(single)
+
+
+def _group(name: str) -> Any:
+    """The group `name`, whose help is its module's docstring."""
+    modules = GROUPS[name]
+    help_text = importlib.import_module(f".{name}", __package__).__doc__
+    settings = {"help_option_names": ["-h", "--help"]}
+    group = TyperGroup(name=name, help=help_text, no_args_is_help=True, context_settings=settings, rich_markup_mode=None)
+    for each, module in modules.items():
+        group.add_command(_command(each, module, f"{name}_{each}"), each)
+    return group
 
 
 def _version(wanted: bool) -> None:

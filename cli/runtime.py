@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from snapcore.model import Checkpoint
     from snapcore.repository import Repository
 
-__all__ = ["Exit", "Invocation", "UsageError", "command", "places", "resolve", "secrets"]
+__all__ = ["Exit", "Invocation", "UsageError", "command", "places", "resolve", "run_command", "secrets"]
 
 DEFAULT_REPOSITORY: Final = "~/.snapcore"
 GC_THRESHOLD: Final = 20_000  # a command makes many small values and hardly a cycle
@@ -105,7 +105,7 @@ def command(
         **own: Any,
     ) -> None:
         invocation = Invocation(repo, database, json, quiet, verbose, debug)
-        raise typer.Exit(_run(invocation, lambda: function(invocation, **own)))  # type: ignore[call-arg]
+        raise typer.Exit(run_command(invocation, lambda: function(invocation, **own)))  # type: ignore[call-arg]
 
     mine = list(inspect.signature(function).parameters.values())[1:]
     common = [p for p in inspect.signature(run).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -116,7 +116,8 @@ def command(
     return run
 
 
-def _run(invocation: Invocation, work: Callable[[], Awaitable[int]]) -> int:
+def run_command(invocation: Invocation, work: Callable[[], Awaitable[int]]) -> int:
+    """The exit code of a command's work, after whatever went wrong was told."""
     try:
         code = asyncio.run(_with_signals(work))
         sys.stdout.flush()

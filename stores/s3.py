@@ -6,8 +6,8 @@ deletes, which services do not agree on. Repeating any request is safe: a blob's
 was lost is put again.
 """
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from snapcore.errors import Code, SnapshotError
 from snapcore.protocols import BlobInfo, Buffer
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RetryPolicy", "S3BlobStore", "S3Credentials", "S3Settings", "open_s3"]
 
+T = TypeVar("T")
 UNKNOWN_COST = 32 << 20  # a get to the end of a blob: no pack is larger
 
 
@@ -133,6 +134,11 @@ class S3BlobStore:
     async def close(self) -> None:
         """Wait for requests under way, then release threads and connections. Idempotent."""
         await self._requests.close()
+
+    async def request(self, what: str, call: Callable[["S3Client", str, str], T]) -> T:
+        """Make a request of one's own as the store makes its own, repeated and bounded: `call` gets the client, the bucket, and
+        what begins the name of each object. `what` begins the message of an error."""
+        return await self._requests.run(what, lambda client: call(client, self._address.bucket, self._prefix))
 
     async def _size(self, key: str, done: str) -> int | None:
         from . import s3_reading

@@ -50,7 +50,7 @@ class StrictS3Server:
 
     `buckets` holds the objects: bytes by key by bucket; there is one called `bucket`. `requests` counts what came in, by
     name; `most_at_once` is how many requests were under way together. `access_key` and `region`, when set, must be those
-    that requests are signed with.
+    that requests are signed with. `clock_offset` is by how many seconds the server's clock is fast.
     """
 
     def __init__(self, *, access_key: str = "", region: str = "") -> None:
@@ -58,6 +58,7 @@ class StrictS3Server:
         self.faults = S3Faults()
         self.requests: Counter[str] = Counter()
         self.most_at_once = 0
+        self.clock_offset = 0.0
         self.access_key = access_key
         self.region = region
         self._at_once = 0
@@ -317,9 +318,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._send(answer, strike.keep)
 
+    def _now(self) -> str:
+        return formatdate(time.time() + self.server.owner.clock_offset, usegmt=True)
+
     def _send(self, answer: _Answer, keep: int | None) -> None:
         self.send_response_only(answer.status)
-        headers = {"Content-Type": "application/xml", **(answer.headers or {}), "Date": formatdate(usegmt=True)}
+        headers = {"Content-Type": "application/xml", **(answer.headers or {}), "Date": self._now()}
         for name, value in headers.items():
             self.send_header(name, value)
         if answer.status != 204:

@@ -23,11 +23,6 @@ ELSEWHERE = {
 }
 NOT_YET = {
     22: "paths as arguments: there is no handle that only has exec",
-    29: "checksums: there is no S3 store",
-    30: "batch deletes: there is no S3 store",
-    31: "429 for writes of one key: there is no S3 store",
-    32: "SlowDown and 503: there is no S3 store",
-    33: "bodies cut short on the network: there is no S3 store",
     34: "a blob deleted while it is referenced again: there is no gc",
     37: "replay by position: there is no ledger",
     46: "healing a missing blob: there is no repair",

@@ -30,6 +30,7 @@ from sqlalchemy.pool import QueuePool
 
 from snapcore.errors import Code, RepositoryError, SnapcoreError
 
+from . import sql_schema as schema
 from .sql_database import CONNECTIONS, Database, begin_mode
 from .sql_postgres_errors import explain, state_of, will_pass
 
@@ -112,6 +113,11 @@ class PostgresDatabase(Database):
 
     def explain(self, error: DBAPIError) -> SnapcoreError:
         """What a driver's error means to the caller."""
+        if state_of(error.orig) == "42501" and (error.statement or "").startswith(f"UPDATE {schema.repository.name} "):
+            # that no write gets beyond; what can be read was read before
+            return RepositoryError(
+                f"The database {self.url} may only be read by its user.", code=Code.READ_ONLY, hint="Use a user who may write."
+            )
         return explain(error.orig, self.url, self._secrets)
 
     def undone(self, error: DBAPIError, *, committing: bool) -> bool:

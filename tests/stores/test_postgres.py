@@ -152,7 +152,8 @@ async def test_a_user_who_may_only_read_reads_and_is_told_when_writing(
     reader = SqlCheckpointStore(url)
     assert await reader.head("thread") == first
     await reader.close()
-    assert (await refusal(url, "acquire_writer", "thread")).code is Code.ACCESS_DENIED
+    assert (await refusal(url, "acquire_writer", "thread")).code is Code.READ_ONLY
+    assert (await refusal(url, "pin", [], ("thread", "first"))).code is Code.READ_ONLY, "which a restore takes for an answer"
 
 
 async def test_too_many_connections_are_worth_another_try(postgres_url: str, role: str) -> None:

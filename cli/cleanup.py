@@ -148,7 +148,7 @@ async def gc(
         bool | None,
         typer.Option(
             "--repack/--no-repack",
-            help="Rewrite each pack that has anything unneeded in it, or none; else those that are small or mostly unneeded.",
+            help="Rewrite also packs of which a twentieth is not needed, or none at all; else small and mostly unneeded ones.",
         ),
     ] = None,
     dry_run: DryRun = False,

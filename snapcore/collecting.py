@@ -94,9 +94,9 @@ async def collect(
     """Collect garbage while captures, restores and forks go on.
 
     `grace` is how many seconds a pack stays after it was condemned. `repack` merges small packs and those that are mostly dead
-    (`auto`), every pack with a dead record (`all`), or none. Raises `RepositoryError` `MAINTENANCE_LOST` when another gc was
-    started meanwhile, `DAMAGED` when a checkpoint's manifest cannot be read: what it needs is then not known. Whatever was done
-    until then stays right.
+    (`auto`), also each of which a twentieth is dead (`all`), or none. Raises `RepositoryError` `MAINTENANCE_LOST` when another gc
+    was started meanwhile, `DAMAGED` when a checkpoint's manifest cannot be read: what it needs is then not known. Whatever was
+    done until then stays right.
     """
     grace = parse_duration(grace, "The grace of gc", zero=True)
     if repack not in get_args(Repack):

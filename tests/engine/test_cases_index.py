@@ -23,7 +23,6 @@ ELSEWHERE = {
 }
 NOT_YET = {
     22: "paths as arguments: there is no handle that only has exec",
-    34: "a blob deleted while it is referenced again: there is no gc",
     37: "replay by position: there is no ledger",
     46: "healing a missing blob: there is no repair",
 }

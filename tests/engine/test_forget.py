@@ -96,7 +96,8 @@ def test_of_equally_old_checkpoints_the_last_in_the_list_is_the_newest() -> None
     same = thread(*["2024-01-01T10:00"] * 4)
     assert kept(same, KeepRules(last=2)) == [2, 3]
     for rule in PERIODS:
-        assert kept(same, KeepRules(**{rule: 5})) == [3]
+        rules: dict[str, Any] = {rule: 5}
+        assert kept(same, KeepRules(**rules)) == [3]
     assert kept(same, KeepRules(within="1h")) == [0, 1, 2, 3]
 
 

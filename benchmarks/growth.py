@@ -18,7 +18,7 @@ FILES: Final = (10_000, 100_000, 1_000_000)
 CHECKPOINTS: Final = (100, 1_000, 10_000)
 THREADS: Final = (100, 1_000, 10_000)
 SIZES_MB: Final = (100, 1_000, 10_000)
-THREAD: Final = ("--thread", "growth", "-q")
+THREAD: Final = ("--thread", "bench", "-q")
 
 Table = dict[str, dict[str, dict[str, float]]]
 
@@ -88,7 +88,7 @@ def _many(kind: str, counts: tuple[int, ...]) -> Callable[[Path, Table], None]:
             done = count
             _note(table, f"capture, one file changed, many {kind}", size, Measure(float(found.stdout), 0, 0))
             if kind == "checkpoints":
-                _note(table, "list", size, _command(repository, "list", "--thread", "growth", "--json"))
+                _note(table, "list", size, _command(repository, "list", "--thread", "bench", "--json"))
                 shutil.rmtree(work / "out", ignore_errors=True)
                 _note(table, "restore of the head", size, _command(repository, "restore", str(work / "out"), *THREAD))
             else:
@@ -96,7 +96,7 @@ def _many(kind: str, counts: tuple[int, ...]) -> Callable[[Path, Table], None]:
             _note(table, f"verify, many {kind}", size, _command(repository, "verify", "-q"))
             _note(table, f"gc, nothing to free, many {kind}", size, _command(repository, "gc", "--no-repack", "-q"))
         if kind == "checkpoints":
-            keep = ("--thread", "growth", "--keep-last", "10")
+            keep = ("--thread", "bench", "--keep-last", "10")
             _note(table, "forget all but 10", size, _command(repository, "forget", *keep, "-q"))
             _note(table, "gc after it", size, _command(repository, "gc", "--grace", "0", "-q"))
             shutil.rmtree(work / "out", ignore_errors=True)

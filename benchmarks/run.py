@@ -4,6 +4,7 @@
     python benchmarks/run.py --tree DIR              a copy of a folder of yours
     python benchmarks/run.py --maker SCRIPT          SCRIPT make DIR --files N --big-mb N, and SCRIPT step DIR --seed N
     python benchmarks/run.py --growth                how cost grows with files, checkpoints, threads and bytes (growth.py)
+    python benchmarks/run.py --s3                    snapcore and restic against an S3 server with latency (s3.py)
 
 Seconds depend on the machine and on what else it does; the ratios within one run are what counts.
 """
@@ -33,6 +34,7 @@ TARGETS = {  # from docs/benchmarks.md: work, the measure it is compared with, t
     "restore, 15 files differ": [("restic full restore", 0.15)],
     "capture with 10 secrets": [("snapcore first capture", 1.3)],
     "store size": [("restic", 1.02)],
+    "restore from S3, empty folder": [("restic", 0.5)],
     "capture, 15 files changed, in a process that stays up": [("find -printf", 4.0)],
 }
 
@@ -246,6 +248,7 @@ def main() -> None:
     parser.add_argument(
         "--growth", nargs="*", metavar="PART", help="measure how cost grows instead: files checkpoints threads bytes"
     )
+    parser.add_argument("--s3", action="store_true", help="measure against an S3 server instead (s3.py)")
     parser.add_argument("--scratch", help="folder for trees and repositories (default: a temporary one)")
     args = parser.parse_args()
     if not Path(SNAPCORE).exists():
@@ -255,6 +258,10 @@ def main() -> None:
             from growth import growth
 
             table = growth(Path(scratch), args.growth)
+        elif args.s3:
+            from s3 import s3
+
+            table = s3(Path(scratch), *_maker(args))
         else:
             bench = Bench(Path(scratch), *_maker(args), args.rounds)
             bench.run()

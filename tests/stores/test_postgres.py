@@ -9,6 +9,7 @@ import traceback
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, make_url
 
@@ -17,6 +18,7 @@ from snapcore.protocols import StoreIdentity
 from snapcore.stores.sql import SqlCheckpointStore
 from snapcore.stores.sql_dialects import open_database
 from snapcore.stores.sql_migrate import upgrade
+from snapcore.stores.sql_postgres_errors import explain
 from snapcore.stores.sql_schema import HEAD_REVISION
 from snapcore.stores.sql_transactions import Transaction
 from snapcore.testing.entries import IDENTITY, acquire, append, digest, pack_of, start
@@ -426,3 +428,8 @@ async def test_large_packs_are_entered_by_one_statement(store: SqlCheckpointStor
     assert len([s for s in statements if s.startswith("INSERT INTO chunks")]) == 1
     assert len(statements) < 10
     assert len(await store.locate([digest(number) for number in range(5_000)])) == 5_000
+
+
+def test_a_password_in_the_drivers_own_words_is_left_out() -> None:
+    error = explain(psycopg.OperationalError(f"something odd about {PASSWORD}"), "postgresql://host/db", [PASSWORD])
+    assert "something odd about ***" in str(error)

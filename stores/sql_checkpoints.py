@@ -168,8 +168,13 @@ def remove(tx: Transaction, lease: WriterLease, checkpoint_ids: Sequence[str]) -
     """Remove checkpoints; the newest that remains becomes the head if the head is among them."""
     sql_leases.check(tx, lease)
     thread_id = lease.thread_id
-    removed = [require(tx, thread_id, checkpoint_id) for checkpoint_id in dict.fromkeys(checkpoint_ids)]
-    ids = [checkpoint.id for checkpoint in removed]
+    ids = list(dict.fromkeys(checkpoint_ids))
+    found = {
+        checkpoint.id: checkpoint
+        for some in batches(ids)
+        for checkpoint in _many(tx, _of(thread_id).where(_ROWS.c.id.in_(some)))
+    }
+    removed = [found.get(checkpoint_id) or require(tx, thread_id, checkpoint_id) for checkpoint_id in ids]
     for some in batches(ids):
         tx.connection.execute(delete(_ROWS).where(_ROWS.c.id.in_(some)))
         rows = [{"thread_id": thread_id, "checkpoint_id": checkpoint_id} for checkpoint_id in some]

@@ -42,4 +42,4 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
     url = make_url(postgres_server).update_query_dict({"schema": name})
     yield url.render_as_string(hide_password=False)
     with psycopg.connect(postgres_server.replace("+psycopg", "", 1), autocommit=True) as connection:
-        connection.execute(f'SET client_min_messages = error; DROP SCHEMA IF EXISTS "{name}" CASCADE')
+        connection.execute(f"SET client_min_messages = error; DROP SCHEMA IF EXISTS {name} CASCADE".encode())

@@ -8,6 +8,7 @@ The run's first process (with xdist the one that starts the workers) calls `begi
 
 import fcntl
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -38,7 +39,7 @@ class NoServiceError(Exception):
 
 def begin() -> None:
     """The test run begins."""
-    os.environ[RUN] = tempfile.mkdtemp(prefix="snapcore-services-")
+    os.environ[RUN] = os.path.join(tempfile.gettempdir(), f"snapcore-services-{secrets.token_hex(8)}")
 
 
 def end() -> None:
@@ -57,6 +58,7 @@ def postgres_server() -> str:
     if given := os.environ.get(GIVEN):
         return given
     folder = Path(os.environ[RUN])
+    folder.mkdir(mode=0o700, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (url := _read(folder / "url")) is None:
@@ -148,6 +150,8 @@ class Keeper:
                 server.wait()
             shutil.rmtree(self._data, ignore_errors=True)
             (self._folder / "pid").unlink(missing_ok=True)
+            if not _lives(until_gone):
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, port: int) -> subprocess.Popen[bytes]:
         settings = {

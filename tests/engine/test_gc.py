@@ -219,6 +219,14 @@ async def test_rewriting_all_comes_to_an_end(repo: Repository, tmp_path: Path) -
     await whole(repo, {"two": {"a": noise(1)}}, tmp_path / "out")
 
 
+async def test_a_pack_of_one_small_record_is_not_rewritten_again(repo: Repository, tmp_path: Path) -> None:
+    for n in (1, 2):
+        await capture(repo, tmp_path / "w", str(n), {"a": noise(n)})
+    await repo.delete("t", "1")
+    assert 0 < (await repo.gc(grace=0, repack="all")).bytes_moved < 300  # the page of the root folder
+    assert (await repo.gc(grace=0, repack="all")).bytes_moved == 0
+
+
 async def test_a_pack_that_cannot_be_read_is_left_as_it_is(repo: Repository, twelve: dict[str, Files]) -> None:
     (place,) = (await repo.checkpoints.locate([(await repo.list("t"))[5].record_id])).values()
     data = bytearray(await repo.blobs.get(pack_key(place.pack_id)))
@@ -247,7 +255,10 @@ async def test_conversations_and_artifacts_are_kept(repo: Repository, tmp_path: 
     assert (await repo.verify(read_data=True)).ok
 
 
-async def test_files_of_many_chunks_and_many_redactions_are_kept(repo: Repository, tmp_path: Path) -> None:
+async def test_files_of_many_chunks_and_many_redactions_are_kept(
+    repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "FEWEST_SMALL", 1)  # every pack is rewritten: of what is not marked nothing is left
     small = msgspec.structs.replace(repo.config.chunker, min_size=1024, average_size=4096, max_size=8192)
     own = Repository(repo.blobs, repo.checkpoints, msgspec.structs.replace(repo.config, chunker=small))
     redacted = b"\n".join([TOKEN] * 9000)

@@ -170,9 +170,7 @@ def remove(tx: Transaction, lease: WriterLease, checkpoint_ids: Sequence[str]) -
     thread_id = lease.thread_id
     ids = list(dict.fromkeys(checkpoint_ids))
     found = {
-        checkpoint.id: checkpoint
-        for some in batches(ids)
-        for checkpoint in _many(tx, _of(thread_id).where(_ROWS.c.id.in_(some)))
+        checkpoint.id: checkpoint for some in batches(ids) for checkpoint in _many(tx, _of(thread_id).where(_ROWS.c.id.in_(some)))
     }
     removed = [found.get(checkpoint_id) or require(tx, thread_id, checkpoint_id) for checkpoint_id in ids]
     for some in batches(ids):

@@ -105,6 +105,7 @@ async def test_what_a_deleted_checkpoint_alone_needed_is_freed(repo: Repository,
     assert sum(after.values()) <= sum(before.values()) - 49_000
     assert sum(after.values()) < 103_000
     assert report.count(Fate.FREED) == len(before.keys() - after.keys()) > 0
+    assert (await repo.checkpoints.record_totals())[0] == report.records
     assert report.size(Fate.FREED) == sum(before[key] for key in before.keys() - after.keys())
     await whole(repo, {"two": {"a": noise(2), "same": noise(0)}}, tmp_path / "out")
 

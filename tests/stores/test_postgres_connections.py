@@ -197,7 +197,7 @@ async def test_a_server_that_was_restarted_between_calls_is_not_noticed(remote: 
 
 
 FROZEN = """
-import asyncio, os, signal, sys
+import asyncio, signal, sys, threading
 from snapcore.stores import sql_postgres, sql_stats
 from snapcore.stores.sql import SqlCheckpointStore
 from snapcore.testing.entries import start
@@ -211,7 +211,7 @@ async def main():
 
     def freeze(tx, updates):
         sql_stats.save = save
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread first, and the process with it
         save(tx, updates)
 
     sql_stats.save = freeze

@@ -49,7 +49,7 @@ def read(client: "S3Client", bucket: str, name: str, offset: int, length: int | 
         if (start, end) != (0, size) and (start, end) != (offset, wanted):
             raise WrongAnswerError
         data = body.read()
-    if len(data) != end - start:
+    if len(data) != end - start:  # botocore and urllib3 look too, but not in all of their releases
         raise WrongAnswerError
     return data[offset - start : max(wanted, offset) - start], size
 

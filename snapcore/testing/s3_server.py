@@ -312,7 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 answer = owner.work(request)
         except _RefusedError as error:
-            answer = _error(error.refusal, request.verb)
+            answer = _error(error.refusal, request)
         if strike.lose:
             self.close_connection = True
             return
@@ -335,8 +335,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-def _error(refusal: Refusal, verb: str) -> _Answer:
-    body = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{refusal.code}</Code><Message>No.</Message></Error>'.encode()
-    if verb == "HEAD":
+def _error(refusal: Refusal, request: _Request) -> _Answer:
+    """An error answer. As some services do, it repeats what the request was signed with."""
+    if request.verb == "HEAD":
         return _Answer(refusal.status, headers=refusal.headers)
-    return _Answer(refusal.status, body, refusal.headers)
+    message = escape(request.headers.get("authorization", ""))
+    body = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{refusal.code}</Code><Message>{message}</Message></Error>'
+    return _Answer(refusal.status, body.encode(), refusal.headers)

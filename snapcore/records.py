@@ -84,14 +84,15 @@ class RecordReader:
         """
         wanted = set(ids)
         located = await self.locate(wanted)
-        try:
-            return await self._fetch_at(located, record_type)
-        except SnapshotError as error:
-            # a repack may have moved records since they were located
-            moved = await self.locate(wanted)
-            if error.code not in (Code.MISSING_BLOB, Code.INVALID_BLOB) or moved == located:
-                raise
-            return await self._fetch_at(moved, record_type)
+        while True:
+            try:
+                return await self._fetch_at(located, record_type)
+            except SnapshotError as error:
+                # a repack may have moved records since they were located, and another since then
+                moved = await self.locate(wanted)
+                if error.code not in (Code.MISSING_BLOB, Code.INVALID_BLOB) or moved == located:
+                    raise
+                located = moved
 
     async def locate(self, ids: Collection[bytes]) -> dict[bytes, Location]:
         """Places of all the records. Raises `SnapshotError` `MISSING_BLOB` when one has none."""

@@ -15,8 +15,10 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 
 def block(language: str) -> str:
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-    return str(found)
+    """All blocks of a language, one after the other."""
+    found = re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    assert found
+    return "".join(found)
 
 
 @pytest.fixture

@@ -269,7 +269,7 @@ async def test_the_strict_server_refuses_what_it_is_there_to_refuse(server: Stri
     for call in calls:
         with pytest.raises(ClientError) as caught:
             await asyncio.to_thread(call)
-        assert caught.value.response["Error"]["Code"] in ("NotImplemented", "InvalidRequest")
+        assert "NotImplemented" in str(caught.value) or "InvalidRequest" in str(caught.value)
     client.close()
     assert server.buckets["bucket"] == {f"prefix/{KEY}": DATA}
 

@@ -260,7 +260,6 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = -1  # an answer leaves in one piece
-    server: _Server
 
     def do_GET(self) -> None:
         self._serve()
@@ -286,7 +285,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Tests print nothing."""
 
     def _serve(self) -> None:
-        owner = self.server.owner
+        owner = self._owner()
         parts = urllib.parse.urlsplit(self.path)
         bucket, _, key = urllib.parse.unquote(parts.path).lstrip("/").partition("/")
         query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
@@ -318,8 +317,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._send(answer, strike.keep)
 
+    def _owner(self) -> StrictS3Server:
+        assert isinstance(self.server, _Server)
+        return self.server.owner
+
     def _now(self) -> str:
-        return formatdate(time.time() + self.server.owner.clock_offset, usegmt=True)
+        return formatdate(time.time() + self._owner().clock_offset, usegmt=True)
 
     def _send(self, answer: _Answer, keep: int | None) -> None:
         self.send_response_only(answer.status)

@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "forget": "cleanup",
     "gc": "cleanup",
     "verify": "repositories",
+    "repair": "repair",
     "stats": "repositories",
     "threads": "history",
 }

@@ -170,6 +170,7 @@ def checkpoint_fields(checkpoint: "Checkpoint") -> dict[str, Any]:
         "bytes": totals.bytes,
         "run_id": checkpoint.run_id,
         "step": checkpoint.step,
+        "recovered": checkpoint.recovered,
     }
 
 

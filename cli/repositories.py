@@ -6,7 +6,7 @@ import typer
 
 from .output import count, print_json, print_line, size
 from .progress import progress
-from .runtime import Exit, Invocation, command
+from .runtime import Exit, Invocation, UsageError, command
 
 __all__ = ["init", "stats", "verify"]
 
@@ -31,11 +31,19 @@ async def verify(
     invocation: Invocation,
     *,
     read_data: Annotated[bool, typer.Option("--read-data", help="Read every byte back and check it.")] = False,
+    read_data_subset: Annotated[
+        str | None,
+        typer.Option(
+            "--read-data-subset", metavar="PART", help="Read a part: 5% or 500M at random, or 2/7, the second of seven."
+        ),
+    ] = None,
 ) -> int:
     """Check that all that the checkpoints need is there. Ends with 1 when it is not."""
+    if read_data and read_data_subset is not None:
+        raise UsageError("--read-data and --read-data-subset exclude each other.")
     async with invocation.repository() as repo:
         with progress(invocation, "verify") as on_progress:
-            report = await repo.verify(read_data=read_data, on_progress=on_progress)
+            report = await repo.verify(read_data=read_data, read_data_subset=read_data_subset, on_progress=on_progress)
     if invocation.json:
         print_json(
             {

@@ -31,8 +31,11 @@ if TYPE_CHECKING:
     )
     from .forgetting import ForgetReport, SkippedThread, Verdict
     from .model import Checkpoint, Entry, FileStat, Kind, Progress, Redaction, RootState, Skipped, ThreadInfo, Totals
+    from .rebuilding import plan_repair, repair_repository
     from .redaction_hooks import RedactionHook, RedactionPattern
     from .registry import connect
+    from .repairing import RepairReport
+    from .repairplan import RepairAction, RepairPlan
     from .repository import Repository, RepositoryStats, init_repository, open_repository
     from .restoring import Receipt, RestorePlan
     from .selection import FilePolicy
@@ -70,8 +73,11 @@ _WHERE = {
         "ThreadInfo",
         "Totals",
     ),
+    "rebuilding": ("plan_repair", "repair_repository"),
     "redaction_hooks": ("RedactionHook", "RedactionPattern"),
     "registry": ("connect",),
+    "repairing": ("RepairReport",),
+    "repairplan": ("RepairAction", "RepairPlan"),
     "repository": ("Repository", "RepositoryStats", "init_repository", "open_repository"),
     "restoring": ("Receipt", "RestorePlan"),
     "selection": ("FilePolicy",),
@@ -104,6 +110,9 @@ __all__ = [
     "Redaction",
     "RedactionHook",
     "RedactionPattern",
+    "RepairAction",
+    "RepairPlan",
+    "RepairReport",
     "ReplayDivergedError",
     "Repository",
     "RepositoryError",
@@ -123,6 +132,8 @@ __all__ = [
     "connect",
     "init_repository",
     "open_repository",
+    "plan_repair",
+    "repair_repository",
     "restore",
 ]
 

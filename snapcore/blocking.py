@@ -14,12 +14,16 @@ import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from . import registry, repository
 from .repository import Repository
 
-__all__ = ["BlockingRepository", "connect", "init_repository", "open_repository"]
+if TYPE_CHECKING:
+    from .repairing import RepairReport
+    from .repairplan import RepairPlan
+
+__all__ = ["BlockingRepository", "connect", "init_repository", "open_repository", "plan_repair", "repair_repository"]
 
 T = TypeVar("T")
 
@@ -132,6 +136,20 @@ def open_repository(
 def init_repository(url: str | os.PathLike[str], *, database: str | None = None) -> BlockingRepository:
     """As `snapcore.init_repository`."""
     return BlockingRepository(_loop.run(repository.init_repository(url, database=database)))
+
+
+def plan_repair(url: str | os.PathLike[str], **options: Any) -> "RepairPlan":
+    """As `snapcore.plan_repair`."""
+    from .rebuilding import plan_repair
+
+    return _loop.run(plan_repair(url, **options))
+
+
+def repair_repository(url: str | os.PathLike[str], **options: Any) -> "RepairReport":
+    """As `snapcore.repair_repository`."""
+    from .rebuilding import repair_repository
+
+    return _loop.run(repair_repository(url, **options))
 
 
 def connect(address: str) -> Any:

@@ -277,7 +277,8 @@ class _Capture:
             hold.check()
             checkpoint = await self._describe(hold.grant, roots, warnings)
             head = hold.grant.head
-            if self._request.skip_unchanged and head is not None and _same_content(head, checkpoint):
+            skips = self._request.skip_unchanged and not hold.grant.damaged
+            if skips and head is not None and _same_content(head, checkpoint):
                 return await self._unchanged(hold, head, updates)
             record = msgspec.msgpack.encode(checkpoint)
             if len(record) > MAX_RECORD_BYTES:
@@ -342,6 +343,8 @@ class _Capture:
         try:
             head_pages, head_index = await self._reader.index(head_root.manifest) if head_root is not None else ([], [])
             head_ids = frozenset([p.page_id for p in head_pages] + head_index)
+            if grant.damaged:
+                head_ids = frozenset()  # some of it may be gone: all is looked up, and what is missing stored again
             if not use_base or manifest is None:
                 return Base(head_ids=head_ids)
             same = head_root is not None and head_root.manifest == manifest
@@ -351,6 +354,8 @@ class _Capture:
             if error.code not in (Code.MISSING_BLOB, Code.INVALID_BLOB):
                 raise
             return Base()
+        if grant.damaged:
+            return Base(pages, doubtful=True)
         digests = await self._engine.checkpoints.stat_digests(self._sandbox_id, key)
         return Base(pages, digests, head_ids)
 

@@ -7,13 +7,26 @@ from typing import Final
 import msgspec
 
 from .chunking import DEFAULT_CHUNKER, ChunkerParams
-from .errors import Code, RepositoryError
-from .protocols import StoreIdentity
+from .errors import Code, RepositoryError, SnapshotError
+from .protocols import BlobStore, StoreIdentity
 
-__all__ = ["CONFIG_KEY", "CREATING_KEY", "FORMAT_VERSION", "RepositoryConfig", "decode_config", "encode_config", "new_config"]
+__all__ = [
+    "CONFIG_KEY",
+    "CREATING_KEY",
+    "FORMAT_VERSION",
+    "REBUILDING_KEY",
+    "RENAMING_KEY",
+    "RepositoryConfig",
+    "decode_config",
+    "encode_config",
+    "new_config",
+    "read_config",
+]
 
 CONFIG_KEY: Final = "snapcore.json"
 CREATING_KEY: Final = "snapcore-creating.json"  # the same, until the database has its ids too
+REBUILDING_KEY: Final = "snapcore-rebuilding.json"  # what it will be, once the database is rebuilt
+RENAMING_KEY: Final = "snapcore-renaming.json"  # what it will be, once the database has its new id
 FORMAT_VERSION: Final = 1
 _HEX_ID: Final = re.compile("[0-9a-f]{32}")
 KNOWN_FEATURES: Final[frozenset[str]] = frozenset()
@@ -69,6 +82,16 @@ def decode_config(data: bytes) -> RepositoryConfig:
     if not all(_HEX_ID.fullmatch(i) for i in (config.repository_id, config.database_id, config.salt)):
         raise _damaged("an id is not 32 hex digits")
     return config
+
+
+async def read_config(blobs: BlobStore, key: str = CONFIG_KEY) -> RepositoryConfig | None:
+    """The configuration under a key, None when there is none. Raises as `decode_config` does, and what the store raises."""
+    try:
+        return decode_config(await blobs.get(key))
+    except SnapshotError as error:
+        if error.code != Code.MISSING_BLOB:
+            raise
+        return None
 
 
 def _damaged(what: str) -> RepositoryError:

@@ -47,7 +47,7 @@ async def _source(engine: Engine, thread_id: str, checkpoint_id: str | None, at_
 
 async def _write_record(engine: Engine, hold: WriterHold, pack_id: str, checkpoint: Checkpoint) -> tuple[Checkpoint, PackWriter]:
     writer = PackWriter(engine, hold.lease, pack_id, lookups=False)
-    bare = msgspec.structs.replace(checkpoint, record_id=b"")
+    bare = msgspec.structs.replace(checkpoint, record_id=b"", recovered=False)
     record_id = await writer.add_record(msgspec.msgpack.encode(bare), RecordType.CHECKPOINT)
     return msgspec.structs.replace(bare, record_id=record_id), writer
 
@@ -108,6 +108,7 @@ async def fork(
             source_thread_id=thread_id,
             source_id=source.id,
             deleted=(),
+            revision=0,
         )
         copy, writer = await _write_record(engine, hold, pack_id, copy)
         commit = await writer.finish()
@@ -137,6 +138,7 @@ async def rewind(engine: Engine, thread_id: str, checkpoint_id: str, *, new_id: 
             source_thread_id=thread_id,
             source_id=source.id,
             deleted=hold.grant.deleted,
+            revision=0,
         )
         copy, writer = await _write_record(engine, hold, pack_id, copy)
         return await commit_checkpoint(engine, hold, copy, await writer.finish(), source=(thread_id, source.id))

@@ -122,8 +122,29 @@ class MaintenanceStore(Protocol):
         ...
 
     async def lose_packs(self, run: Maintenance, pack_ids: Sequence[str]) -> int:
-        """Set packs to `lost` and drop the rows of their records, from which on no checkpoint written before counts as whole
-        (`Grant.damaged`). Returns how many rows were dropped."""
+        """Set packs to `lost` (one without a row gets one) and drop the rows of their records, from which on no checkpoint
+        written before counts as whole (`Grant.damaged`). Returns how many rows were dropped."""
+        ...
+
+    async def drop_records(self, run: Maintenance, pack_id: str, ids: Sequence[bytes]) -> int:
+        """Drop those of the records' rows that lead to this pack, which does not have them there; else as `lose_packs`."""
+        ...
+
+    async def note_damage(self, run: Maintenance) -> None:
+        """From now on no checkpoint written before counts as whole (`Grant.damaged`)."""
+        ...
+
+    async def damaged_threads(self) -> frozenset[str]:
+        """The threads of whose head that is said (`Grant.damaged`). Changes nothing."""
+        ...
+
+    async def astray_heads(self) -> list[str]:
+        """Threads whose head is not their newest checkpoint, or is one that is not there. Changes nothing."""
+        ...
+
+    async def replace_record(self, run: Maintenance, thread_id: str, checkpoint_id: str, was: bytes, record_id: bytes) -> bool:
+        """Make `record_id` the id of a checkpoint's own record, which was `was`. False, and nothing changed, when it is another
+        by now, or the checkpoint is gone."""
         ...
 
     async def adopt_checkpoints(self, run: Maintenance, checkpoints: Sequence[Checkpoint]) -> list[str]:

@@ -244,6 +244,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     source_id: str | None = None
     deleted: tuple[str, ...] = ()  # checkpoints of this thread deleted since the parent was written
     record_id: bytes = b""  # id of this checkpoint's own record; empty inside that record
+    revision: int = 0  # of several records of one checkpoint, the one with the highest counts
+    recovered: bool = False  # entered by repair, from its record in a pack; false inside that record
 
     @property
     def created(self) -> datetime.datetime:
@@ -380,11 +382,11 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 def relabelled(checkpoint: Checkpoint, label: str | None) -> Checkpoint:
-    """The checkpoint with another label. How a fork or a rewind came about stays its reason."""
+    """The checkpoint with another label, one revision later. How a fork or a rewind came about stays its reason."""
     reason = checkpoint.reason
     if reason in ("automatic", "named"):
         reason = "automatic" if label is None else "named"
-    return msgspec.structs.replace(checkpoint, label=label, reason=reason)
+    return msgspec.structs.replace(checkpoint, label=label, reason=reason, revision=checkpoint.revision + 1)
 
 
 def is_redacted(entry: Entry) -> bool:

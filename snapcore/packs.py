@@ -33,12 +33,14 @@ __all__ = [
     "read_pack",
     "record_content",
     "scan_records",
+    "sound_records",
 ]
 
 TARGET_PACK_BYTES: Final = 16 << 20
 TARGET_PACK_RECORDS: Final = 16_384  # of tiny files: bounds the footer, and the transaction that enters it
 MAX_PACK_BYTES: Final = 32 << 20
 VERSION: Final = 1
+SALVAGE_READS: Final = 8  # how often a byte of a damaged pack may be looked at, on average
 
 _HEADER: Final = struct.Struct("<8sBBBB")
 _RECORD: Final = struct.Struct("<2sBBII32s")
@@ -193,6 +195,50 @@ def scan_records(data: Buffer) -> Iterator[PackRecord]:
             return
         yield record
         at += stored
+
+
+def sound_records(data: Buffer) -> list[PackRecord]:
+    """The records of a damaged pack that can still be read, each checked against its id: those that its footer lists, and, where
+    that is torn or lists what is not there, those that the records' own headers tell of."""
+    view = memoryview(data)
+    try:
+        listed = read_footer(view, len(view))
+    except SnapshotError:
+        listed = 0
+    if isinstance(listed, int):
+        return list(_by_headers(data))
+    sound = [r for r in listed if _is_sound(view, r)]
+    if len(sound) < len(listed):
+        places = {(r.id, r.offset) for r in sound}
+        sound += [r for r in _by_headers(data) if (r.id, r.offset) not in places]
+    return sound
+
+
+def _is_sound(view: memoryview, record: PackRecord) -> bool:
+    try:
+        record_content(view[record.offset : record.offset + record.stored_size], record)
+    except SnapshotError:
+        return False
+    return True
+
+
+def _by_headers(data: Buffer) -> Iterator[PackRecord]:
+    """Records found by their headers, wherever these are: what a damaged length hides is found by the next record's mark."""
+    view = memoryview(data)
+    raw = bytes(view)
+    budget = SALVAGE_READS * len(raw)  # forged headers that overlap would have the same bytes hashed for ever
+    at = raw.find(_RECORD_MAGIC, HEADER_BYTES)
+    while 0 <= at <= len(raw) - _RECORD.size and budget > 0:
+        _, record_type, codec, stored, size, record_id = _RECORD.unpack_from(raw, at)
+        start = at + _RECORD.size
+        next_at = at + 1
+        if record_type in _TYPES and stored <= MAX_RECORD_BYTES and size <= MAX_RECORD_BYTES and start + stored <= len(raw):
+            budget -= stored + size
+            record = PackRecord(record_id, record_type, start, stored, size, codec)
+            if _is_sound(view, record):
+                yield record
+                next_at = start + stored
+        at = raw.find(_RECORD_MAGIC, next_at)
 
 
 def record_content(payload: Buffer, record: PackRecord) -> bytes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from . import history
 from .capturing import DEFAULT_ROOT, CaptureReport, CaptureRequest, RootRequest, capture
-from .config import CONFIG_KEY, CREATING_KEY, RepositoryConfig, decode_config, encode_config, new_config
+from .config import CONFIG_KEY, CREATING_KEY, RepositoryConfig, encode_config, new_config, read_config
 from .databases import has_own_database, inner_database, new_own_database, own_database
 from .engine import Engine, finish
 from .errors import Code, RepositoryError, SnapshotError, printable
@@ -407,11 +407,25 @@ class Repository:
 
         return await browse.read_conversation(self._engine, checkpoint)
 
-    async def verify(self, *, read_data: bool = False, on_progress: ProgressCallback | None = None) -> "VerifyReport":
-        """Check the database against the blob store; with `read_data` every stored byte. Changes nothing."""
+    async def verify(
+        self,
+        *,
+        read_data: bool = False,
+        read_data_subset: str | None = None,
+        on_progress: ProgressCallback | None = None,
+    ) -> "VerifyReport":
+        """Check the database against the blob store; with `read_data` every stored byte. Changes nothing.
+
+        `read_data_subset` reads a part: a share of the packs at random ("5%"), packs of a size ("500M"), or the n-th of t parts
+        ("2/7"), which together are all packs. A store that cannot be read is an error, never a finding.
+        """
+        from .subset import parse_subset
         from .verification import verify
 
-        return await verify(self._engine, read_data=read_data, on_progress=on_progress)
+        if read_data and read_data_subset is not None:
+            raise SnapshotError("Give either read_data or read_data_subset.", code=Code.INVALID_REQUEST)
+        subset = None if read_data_subset is None else parse_subset(read_data_subset)
+        return await verify(self._engine, read_data=read_data, subset=subset, on_progress=on_progress)
 
     async def gc(
         self,
@@ -424,7 +438,7 @@ class Repository:
         """Free what no checkpoint, restore or running capture needs, and merge small packs. Safe beside any other work.
 
         A pack that is needed no more is condemned, and deleted by the first gc after `grace` seconds, 0 for at once. `repack`
-        merges small packs and those that are mostly dead (`auto`), also those with anything dead in them (`all`), or none.
+        merges small packs and those that are mostly dead (`auto`), also each of which a twentieth is dead (`all`), or none.
         `dry_run` says what would happen. Raises `RepositoryError` `DAMAGED` when a checkpoint cannot be read (nothing is freed
         then), `MAINTENANCE_LOST` when another gc was started meanwhile.
         """
@@ -553,7 +567,7 @@ class OpenRepository:
     async def _open(self) -> Repository:
         blobs: BlobStore = open_blobs(self._url)
         try:
-            config = await _read_config(blobs)
+            config = await read_config(blobs)
             if config is not None and self._exclusive:
                 raise RepositoryError(
                     f"There is a repository at {printable(self._url)} already.",
@@ -601,15 +615,6 @@ async def init_repository(url: str | os.PathLike[str], *, database: str | None =
     return await OpenRepository(url, database, create=True, exclusive=True)
 
 
-async def _read_config(blobs: BlobStore, key: str = CONFIG_KEY) -> RepositoryConfig | None:
-    try:
-        return decode_config(await blobs.get(key))
-    except SnapshotError as error:
-        if error.code != Code.MISSING_BLOB:
-            raise
-        return None
-
-
 async def _create_with_own_database(blobs: BlobStore) -> RepositoryConfig:
     """Create a repository whose database is this machine's own, or return the one that another process was first to create.
 
@@ -618,7 +623,7 @@ async def _create_with_own_database(blobs: BlobStore) -> RepositoryConfig:
     configuration is put only while there is none, and read again once whoever found none at the same time has put its own;
     the last one stays.
     """
-    mine = await _read_config(blobs, CREATING_KEY)
+    mine = await read_config(blobs, CREATING_KEY)
     if mine is None or not has_own_database(mine.repository_id):
         mine = new_config()
         await blobs.put(CREATING_KEY, encode_config(mine))
@@ -627,11 +632,11 @@ async def _create_with_own_database(blobs: BlobStore) -> RepositoryConfig:
         await store.initialize(mine.identity)
     finally:
         await finish(store.close())
-    found = await _read_config(blobs)
+    found = await read_config(blobs)
     if found is None:
         await blobs.put(CONFIG_KEY, encode_config(mine))
         await asyncio.sleep(CREATION_SETTLES)
-        found = await _read_config(blobs)
+        found = await read_config(blobs)
     await blobs.delete(CREATING_KEY)
     return found or mine
 
@@ -639,10 +644,10 @@ async def _create_with_own_database(blobs: BlobStore) -> RepositoryConfig:
 async def _create(blobs: BlobStore, store: CheckpointStore) -> RepositoryConfig:
     """Create a repository, or go on where a creation was cut short. It exists once both stores have its ids; until then a blob
     of another name holds them, so that whoever comes next uses the same."""
-    config = await _read_config(blobs, CREATING_KEY)
+    config = await read_config(blobs, CREATING_KEY)
     if config is None and await store.identity() is None:
         await blobs.put(CREATING_KEY, encode_config(new_config()))
-        config = await _read_config(blobs, CREATING_KEY)  # another process may have put its own
+        config = await read_config(blobs, CREATING_KEY)  # another process may have put its own
     if config is None or await store.initialize(config.identity) != config.identity:
         return await _created_elsewhere(blobs)
     await blobs.put(CONFIG_KEY, encode_config(config))
@@ -653,7 +658,7 @@ async def _create(blobs: BlobStore, store: CheckpointStore) -> RepositoryConfig:
 async def _created_elsewhere(blobs: BlobStore) -> RepositoryConfig:
     """What another process, which was first at the database, is about to put."""
     for _ in range(CREATION_POLLS):
-        config = await _read_config(blobs)
+        config = await read_config(blobs)
         if config is not None:
             return config
         await asyncio.sleep(CREATION_PAUSE)
@@ -672,17 +677,20 @@ async def _check_identity(store: CheckpointStore, config: RepositoryConfig) -> N
         raise RepositoryError(
             "The database of this repository is empty or missing.",
             code=Code.WRONG_DATABASE,
-            hint="Give the right --database, or put its file back.",
+            hint="Give the right --database, or put its file back. If it is lost, 'snapcore repair' makes a new one from the"
+            " packs.",
         )
     raise RepositoryError(
-        "The database belongs to another repository.", code=Code.WRONG_DATABASE, hint="Give the right --database."
+        "The database belongs to another repository, or was replaced by a rebuilt one.",
+        code=Code.WRONG_DATABASE,
+        hint="Give the right --database. After a repair that was cut short, run 'snapcore repair' again.",
     )
 
 
 @contextlib.asynccontextmanager
 async def borrowed(blobs: BlobStore, checkpoints: CheckpointStore) -> AsyncIterator[Repository]:
     """A repository over a user's own open stores, which stay open. Created when the blob store is empty."""
-    config = await _read_config(blobs)
+    config = await read_config(blobs)
     if config is None:
         config = await _create(blobs, checkpoints)
     await _check_identity(checkpoints, config)

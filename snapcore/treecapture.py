@@ -47,11 +47,13 @@ OldPages = dict[bytes, dict[bytes, tuple[Entry, int, int]]]
 @dataclass(frozen=True, slots=True)
 class Base:
     """What is known of a root beforehand: the pages that its sandbox was last in line with, the digests of their scans, and
-    the ids of all structure records that the thread's head refers to."""
+    the ids of all structure records that the thread's head refers to. `doubtful` says that records were lost since: what a
+    page leads to is then looked up, and the file read again when it is not there."""
 
     pages: Sequence[IndexEntry] = ()
     digests: dict[bytes, bytes] = field(default_factory=dict)
     head_ids: frozenset[bytes] = frozenset()
+    doubtful: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,10 +265,30 @@ class TreeCapture:
             entries = decode_page(raw)
             rows = read_stat_page(stats[page_id])
             if len(rows) == len(entries):
-                out[page_id] = {e.path: (e, c, i) for e, (c, i) in zip(entries, rows, strict=True)}
+                known = {e.path: (e, c, i) for e, (c, i) in zip(entries, rows, strict=True)}
+                if self._base.doubtful:
+                    known = {e.path: known[e.path] for e in await self._whole(entries)}
+                out[page_id] = known
                 if page_id not in self._base.head_ids:
-                    await self._refer_to(entries)
+                    await self._refer_to([e for e, _, _ in known.values()])
         return out
+
+    async def _whole(self, entries: Sequence[Entry]) -> list[Entry]:
+        """The entries whose records are all there."""
+        needs: list[tuple[Entry, set[bytes]]] = []
+        for e in entries:
+            chunks, lists = entry_records(e)
+            ids = set(chunks)
+            try:
+                for listed in (await self._reader.expand(lists, ids)).values() if lists else ():
+                    ids.update(listed)
+            except SnapshotError as error:
+                if error.code not in (Code.MISSING_BLOB, Code.INVALID_BLOB):
+                    raise
+                continue
+            needs.append((e, ids))
+        known = await self._reader.store.known(set().union(*(ids for _, ids in needs)))
+        return [e for e, ids in needs if ids <= known]
 
     async def _refer_to(self, entries: Sequence[Entry]) -> None:
         """The head does not refer to these records, so the commit has to check each that is reused."""

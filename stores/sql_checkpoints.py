@@ -29,6 +29,7 @@ __all__ = [
     "list_thread",
     "list_threads",
     "remove",
+    "replace_record",
     "require",
     "set_label",
     "set_newest_head",
@@ -190,6 +191,16 @@ def enter(tx: Transaction, checkpoint: Checkpoint) -> bool:
     tx.connection.execute(insert_or_ignore(_ROWS), [_columns(checkpoint, 0)])
     tx.connection.execute(insert_or_ignore(_THREADS), [{"thread_id": checkpoint.thread_id}])
     return get(tx, checkpoint.thread_id, checkpoint.id) is not None
+
+
+def replace_record(tx: Transaction, thread_id: str, checkpoint_id: str, was: bytes, record_id: bytes) -> bool:
+    """Make another record the checkpoint's own, unless it is not `was` any more. Returns whether it did."""
+    old = get(tx, thread_id, checkpoint_id)
+    if old is None or old.record_id != was:
+        return False
+    columns = _columns(msgspec.structs.replace(old, record_id=record_id), _seq(tx, checkpoint_id))
+    tx.connection.execute(update(_ROWS).where(_ROWS.c.id == checkpoint_id).values(columns))
+    return True
 
 
 def set_newest_head(tx: Transaction, thread_id: str) -> bool:

@@ -89,6 +89,31 @@ class SqlMaintenance:
         _check_ids(pack_ids)
         return await self._transactions.write(lambda tx: sql_repair.lose_packs(tx, run, pack_ids))
 
+    async def drop_records(self, run: Maintenance, pack_id: str, ids: Sequence[bytes]) -> int:
+        """Drop those of the records' rows that lead to this pack."""
+        _check_ids([pack_id])
+        checks.check_record_ids(ids)
+        return await self._transactions.write(lambda tx: sql_repair.drop_records(tx, run, pack_id, ids))
+
+    async def note_damage(self, run: Maintenance) -> None:
+        """From now on no checkpoint written before counts as whole."""
+        await self._transactions.write(lambda tx: sql_repair.note_damage(tx, run))
+
+    async def damaged_threads(self) -> frozenset[str]:
+        """Threads whose head was written before records were lost."""
+        return await self._transactions.read(sql_repair.damaged_threads)
+
+    async def astray_heads(self) -> list[str]:
+        """Threads whose head is not their newest checkpoint."""
+        return await self._transactions.read(sql_repair.astray_heads)
+
+    async def replace_record(self, run: Maintenance, thread_id: str, checkpoint_id: str, was: bytes, record_id: bytes) -> bool:
+        """Make another record the checkpoint's own; see `MaintenanceStore`."""
+        checks.check_record_ids([was, record_id])
+        return await self._transactions.write(
+            lambda tx: sql_repair.replace_record(tx, run, thread_id, checkpoint_id, was, record_id)
+        )
+
     async def adopt_checkpoints(self, run: Maintenance, checkpoints: Sequence[Checkpoint]) -> list[str]:
         """Enter checkpoints whose ids are not taken; see `MaintenanceStore`."""
         for checkpoint in checkpoints:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 
 from snapcore.maintenance import Maintenance
 from snapcore.model import Checkpoint, PackState, PackWrite
@@ -13,7 +13,18 @@ from . import sql_schema as schema
 from .sql_dialects import batches, insert_or_ignore
 from .sql_transactions import Transaction
 
-__all__ = ["adopt_checkpoints", "adopt_pack", "lose_packs", "mend_heads", "rename_database"]
+__all__ = [
+    "adopt_checkpoints",
+    "adopt_pack",
+    "astray_heads",
+    "damaged_threads",
+    "drop_records",
+    "lose_packs",
+    "mend_heads",
+    "note_damage",
+    "rename_database",
+    "replace_record",
+]
 
 _CHUNKS = schema.chunks
 _PACKS = schema.packs
@@ -41,6 +52,9 @@ def adopt_pack(tx: Transaction, run: Maintenance, pack: PackWrite, instead_of: s
 def lose_packs(tx: Transaction, run: Maintenance, pack_ids: Sequence[str]) -> int:
     """Set packs to `lost` and drop the rows of their records."""
     sql_gc.check(tx, run)
+    row = {"state": PackState.LOST, "lease_token": _NOBODY, "fence": run.fence, "size": 0}
+    if pack_ids:
+        tx.connection.execute(insert_or_ignore(_PACKS), [{"pack_id": pack_id, **row} for pack_id in sorted(pack_ids)])
     dropped = 0
     for some in batches(sql_packs.numbers_of(tx, pack_ids)):
         dropped += tx.connection.execute(delete(_CHUNKS).where(_CHUNKS.c.pack_number.in_(some))).rowcount
@@ -48,8 +62,61 @@ def lose_packs(tx: Transaction, run: Maintenance, pack_ids: Sequence[str]) -> in
         lost = update(_PACKS).where(_PACKS.c.number.in_(some)).values(state=PackState.LOST, condemned_at=None)
         tx.connection.execute(lost)
     if dropped:
-        tx.connection.execute(update(_REPOSITORY).values(damage_epoch=tx.seq))
+        note_damage(tx, run)
     return dropped
+
+
+def drop_records(tx: Transaction, run: Maintenance, pack_id: str, ids: Sequence[bytes]) -> int:
+    """Drop those of the records' rows that lead to the pack."""
+    sql_gc.check(tx, run)
+    dropped = 0
+    for number in sql_packs.numbers_of(tx, [pack_id]):
+        for some in batches(ids):
+            wrong = delete(_CHUNKS).where(_CHUNKS.c.pack_number == number, _CHUNKS.c.id.in_(some))
+            dropped += tx.connection.execute(wrong).rowcount
+    if dropped:
+        note_damage(tx, run)
+    return dropped
+
+
+def note_damage(tx: Transaction, run: Maintenance) -> None:
+    """From this transaction's sequence number on, what was written before is not relied on."""
+    sql_gc.check(tx, run)
+    tx.connection.execute(update(_REPOSITORY).values(damage_epoch=tx.seq))
+
+
+def damaged_threads(tx: Transaction) -> frozenset[str]:
+    """Threads whose head was written before records were lost."""
+    rows, threads = schema.checkpoints, schema.threads
+    heads = select(threads.c.thread_id).join(rows, rows.c.id == threads.c.head_id)
+    return frozenset(
+        tx.connection.scalars(heads.where(rows.c.commit_seq <= select(_REPOSITORY.c.damage_epoch).scalar_subquery()))
+    )
+
+
+def astray_heads(tx: Transaction) -> list[str]:
+    """Threads whose head is not their newest checkpoint, or is one that is not there."""
+    rows, threads = schema.checkpoints, schema.threads
+    newest_first = func.row_number().over(partition_by=rows.c.thread_id, order_by=(rows.c.created_at.desc(), rows.c.id.desc()))
+    ranked = select(rows.c.thread_id, rows.c.id, newest_first.label("place")).subquery()
+    newest = select(ranked.c.thread_id, ranked.c.id).where(ranked.c.place == 1).subquery()
+    wrong = (
+        select(threads.c.thread_id)
+        .join(newest, newest.c.thread_id == threads.c.thread_id, isouter=True)
+        .where(threads.c.head_id.is_distinct_from(newest.c.id))
+    )
+    headless = (
+        select(newest.c.thread_id)
+        .join(threads, threads.c.thread_id == newest.c.thread_id, isouter=True)
+        .where(threads.c.thread_id.is_(None))
+    )
+    return sorted(tx.connection.scalars(wrong.union(headless)))
+
+
+def replace_record(tx: Transaction, run: Maintenance, thread_id: str, checkpoint_id: str, was: bytes, record_id: bytes) -> bool:
+    """Make another record the checkpoint's own."""
+    sql_gc.check(tx, run)
+    return sql_checkpoints.replace_record(tx, thread_id, checkpoint_id, was, record_id)
 
 
 def adopt_checkpoints(tx: Transaction, run: Maintenance, checkpoints: Sequence[Checkpoint]) -> list[str]:

@@ -24,7 +24,6 @@ ELSEWHERE = {
 NOT_YET = {
     22: "paths as arguments: there is no handle that only has exec",
     37: "replay by position: there is no ledger",
-    46: "healing a missing blob: there is no repair",
 }
 
 

@@ -182,7 +182,7 @@ def test_a_checkpoint_record_is_a_map_by_name_with_what_the_format_says() -> Non
     assert list(record) == [
         *("id", "thread_id", "parent_id", "created_at", "reason", "label", "run_id", "step", "roots", "content_id"),
         *("conversation", "artifacts", "warnings", "redaction", "idempotency_key", "source_thread_id", "source_id"),
-        *("deleted", "record_id"),
+        *("deleted", "record_id", "revision", "recovered"),
     ]
     assert list(record["roots"][0]) == ["name", "path", "manifest", "content_id", "policy", "totals", "skipped"]
     assert record["roots"][0]["skipped"] == [[b"x\xff", "mount"]]

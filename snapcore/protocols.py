@@ -6,9 +6,9 @@ nothing half done (an atomic step may still have happened), and an unreachable b
 or `ProviderError` (sandboxes) with `retryable=True`.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -41,8 +41,6 @@ __all__ = [
     "ReadBlock",
     "RemoveStep",
     "SandboxClock",
-    "SandboxHandle",
-    "SandboxProvider",
     "ScanSelection",
     "SetMetaStep",
     "Stage",
@@ -624,35 +622,4 @@ class FileHandle(Protocol):
 
     def remove(self, path: str) -> Any:
         """Remove a file, a link or an empty folder."""
-        ...
-
-
-@runtime_checkable
-class SandboxHandle(Protocol):
-    """A live sandbox with a bulk view of its own. Handles without one are wrapped; see `snapcore.connect`."""
-
-    @property
-    def sandbox_id(self) -> str:
-        """A stable name of the sandbox, without credentials."""
-        ...
-
-    @property
-    def workspace_root(self) -> str:
-        """The folder that is captured unless another is asked for."""
-        ...
-
-    def workspace(self, root: str | None = None) -> Workspace:
-        """The bulk view of the files under `root`."""
-        ...
-
-    def close(self) -> Awaitable[None]:
-        """Release the connection; the sandbox lives on. Idempotent."""
-        ...
-
-
-class SandboxProvider(Protocol):
-    """Where sandboxes come from."""
-
-    async def open(self, address: str) -> SandboxHandle:
-        """Connect to an existing sandbox. `ProviderError` `NO_SANDBOX` when there is none."""
         ...

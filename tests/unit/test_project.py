@@ -19,7 +19,7 @@ ADAPTERS = ("stores", "providers", "cli")
 # Lower layers first. A module may import its own layer and those below.
 LAYERS = (
     ("errors", "model"),
-    ("maintenance", "protocols"),
+    ("maintenance", "protocols", "sandboxes"),
     ("chunking", "packs", "manifest", "config", "durations", "hosts", "idset"),
     (
         "selection",
@@ -179,6 +179,8 @@ CODES = [
     "SANDBOX_FULL",
     "NOT_CAPABLE",
     "WORKSPACE_BUSY",
+    "EXEC_TIMEOUT",
+    "MISSING_TOOL",
     "REPLAY_DIVERGED",
 ]
 

@@ -1,0 +1,205 @@
+"""The contracts of sandboxes: where they come from, and what can be done in one. Suites for both are in `snapcore.testing`.
+
+A provider makes, opens, pauses and destroys sandboxes; a handle is an open connection to one. What a provider or a handle
+cannot do is declared in its abilities and raises `ProviderError` `NOT_CAPABLE` before anything is touched.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from .protocols import Workspace
+
+__all__ = [
+    "Abilities",
+    "Binding",
+    "ExecResult",
+    "Hook",
+    "OutputCallback",
+    "Pipe",
+    "SandboxHandle",
+    "SandboxProvider",
+    "SandboxSpec",
+    "Shell",
+]
+
+OutputCallback = Callable[[str, bytes], None]
+"""Called with `"stdout"` or `"stderr"` and a piece of it, as it comes."""
+
+
+class Abilities(msgspec.Struct, frozen=True):
+    """What a provider can do with its sandboxes beyond opening them, and what their handles can.
+
+    `binary_pipes`: bytes go in and out of a process unchanged, as streams, so that no temporary files are needed.
+    """
+
+    create: bool = False
+    destroy: bool = False
+    pause: bool = False
+    snapshot: bool = False
+    exec: bool = False
+    binary_pipes: bool = False
+
+
+class Binding(msgspec.Struct, frozen=True):
+    """How to find a sandbox again: JSON, written once, without credentials. `details` are the provider's own, strings only."""
+
+    provider: str
+    sandbox_id: str
+    workspace_root: str
+    details: dict[str, str] = {}
+
+
+class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox to be made. `snapshot` is a native snapshot to start from instead of `image`; `options` are handed to the
+    provider as they are. Environment values may be secrets: no repr shows them, and no binding holds them."""
+
+    image: str | None = None
+    name: str | None = None
+    snapshot: str | None = None
+    workspace_root: str = "/workspace"
+    user: str | None = None
+    environment: Mapping[str, str] = {}
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    labels: Mapping[str, str] = {}
+    timeout: float | None = None  # seconds until the provider ends it, where it does that
+    options: Mapping[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"SandboxSpec(image={self.image!r}, name={self.name!r}, snapshot={self.snapshot!r})"
+
+
+class ExecResult(msgspec.Struct, frozen=True):
+    """How a command ended. `truncated` says that the provider, or `max_output`, cut its output."""
+
+    exit_code: int
+    stdout: bytes = b""
+    stderr: bytes = b""
+    truncated: bool = False
+
+
+class Pipe(Protocol):
+    """A process with binary pipes, inside `async with`; leaving early ends it."""
+
+    def stdout(self) -> AsyncIterator[bytes]:
+        """Its output in pieces of at most some MiB, to the end. Consumed once."""
+        ...
+
+    async def wait(self) -> ExecResult:
+        """After the output: the exit code and the last few KiB of stderr. `stdout` is empty here."""
+        ...
+
+
+class Shell(Protocol):
+    """The least that `ShellWorkspace` needs: `sh` in the sandbox, with bytes in and bytes out. Each call is one round trip where
+    the provider has binary pipes, and a transfer in, a command and a transfer out where it has not."""
+
+    @property
+    def sandbox_id(self) -> str:
+        """A stable name of the sandbox for the stat cache, with the provider's scheme and without credentials."""
+        ...
+
+    def pipe(self, script: str, stdin: bytes | AsyncIterator[bytes] = b"") -> AbstractAsyncContextManager[Pipe]:
+        """Run `sh -c script` as the handle's user. `ProviderError` `SANDBOX_UNAVAILABLE` (retryable) when the connection fails,
+        `NO_SANDBOX` when the sandbox is gone or has ended, `NOT_CAPABLE` when there is no `sh`."""
+        ...
+
+
+@runtime_checkable
+class SandboxHandle(Protocol):
+    """An open sandbox. Methods may be called concurrently. Handles without `workspace` are wrapped; see `snapcore.connect`."""
+
+    @property
+    def sandbox_id(self) -> str:
+        """A stable name of the sandbox, without credentials."""
+        ...
+
+    @property
+    def workspace_root(self) -> str:
+        """The folder that is captured unless another is asked for."""
+        ...
+
+    @property
+    def binding(self) -> Binding:
+        """What `SandboxProvider.open` takes to find this sandbox again."""
+        ...
+
+    @property
+    def abilities(self) -> Abilities:
+        """What can be done here."""
+        ...
+
+    def workspace(self, root: str | None = None) -> Workspace:
+        """The bulk view of the files under `root`."""
+        ...
+
+    async def exec(
+        self,
+        command: Sequence[str] | str,
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        on_output: OutputCallback | None = None,
+        max_output: int = 16 << 20,
+    ) -> ExecResult:
+        """Run a command (a text: by `sh -c`) to its end; a non-zero exit is a result, no error. `timeout` seconds end it with
+        `ProviderError` `EXEC_TIMEOUT`. Output beyond `max_output` bytes is dropped and `truncated` set; `on_output` sees all."""
+        ...
+
+    async def upload(self, path: str, data: bytes | AsyncIterator[bytes]) -> None:
+        """Create or replace the file at an absolute path."""
+        ...
+
+    def download(self, path: str) -> AsyncIterator[bytes]:
+        """The bytes of a file, in pieces. `SnapshotError` `MISSING_WORKSPACE` is not raised here: a missing file is a
+        `FileNotFoundError`."""
+        ...
+
+    async def close(self) -> None:
+        """Release the connection; the sandbox lives on. Idempotent."""
+        ...
+
+
+Hook = Callable[[SandboxHandle], Awaitable[None]]
+"""Called with an open handle: to check out a branch, to set an egress rule with a token the worker holds now."""
+
+
+class SandboxProvider(Protocol):
+    """Where sandboxes come from. `on_create` hooks run once a sandbox was made, `on_open` hooks then too and on every later open;
+    when one fails, `create` destroys the sandbox and `open` closes the handle, and the hook's error is raised."""
+
+    @property
+    def name(self) -> str:
+        """The scheme of its addresses and `Binding.provider`."""
+        ...
+
+    @property
+    def abilities(self) -> Abilities:
+        """What it can do."""
+        ...
+
+    async def create(self, spec: SandboxSpec) -> SandboxHandle:
+        """Make a sandbox and open it."""
+        ...
+
+    async def open(self, binding: Binding) -> SandboxHandle:
+        """Connect to a sandbox; a paused one is resumed. `ProviderError` `NO_SANDBOX` when there is none."""
+        ...
+
+    async def pause(self, handle: SandboxHandle) -> None:
+        """Stop its processes, keeping files (and memory where the provider does); the handle is closed."""
+        ...
+
+    async def snapshot(self, handle: SandboxHandle) -> str:
+        """Take the provider's own snapshot; its reference, for `SandboxSpec.snapshot`."""
+        ...
+
+    async def destroy(self, binding: Binding) -> None:
+        """End a sandbox and remove all of it. Idempotent."""
+        ...

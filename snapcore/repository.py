@@ -649,7 +649,9 @@ async def _create(blobs: BlobStore, store: CheckpointStore) -> RepositoryConfig:
         await blobs.put(CREATING_KEY, encode_config(new_config()))
         config = await read_config(blobs, CREATING_KEY)  # another process may have put its own
     if config is None or await store.initialize(config.identity) != config.identity:
-        return await _created_elsewhere(blobs)
+        config = await _created_elsewhere(blobs)
+        await blobs.delete(CREATING_KEY)  # this process may have put its own when that one was done
+        return config
     await blobs.put(CONFIG_KEY, encode_config(config))
     await blobs.delete(CREATING_KEY)
     return config

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import snapcore
-from snapcore.config import CONFIG_KEY, REBUILDING_KEY
+from snapcore.config import CONFIG_KEY, REBUILDING_KEY, RENAMING_KEY
 from snapcore.errors import Code, RepositoryError
 from snapcore.model import Checkpoint
 from snapcore.repository import Repository
@@ -260,24 +260,29 @@ async def test_a_store_that_cannot_be_read_stops_a_repair_before_it_changes_anyt
 
 
 @pytest.mark.parametrize("work_done", [False, True])
-@pytest.mark.parametrize("lost", ["database", "pack"])
+@pytest.mark.parametrize("lost", ["database", "pack", "newer"])
 async def test_a_repair_that_dies_at_any_write_is_gone_on_with(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch, lost: str, work_done: bool
 ) -> None:
     origin = tmp_path / "origin"
     async with snapcore.open_repository(origin) as repo:
         first = await repo.capture(make({"a": os.urandom(3000)}), thread_id="t")
+    shutil.copy(origin / "snapcore.db", tmp_path / "older.db")
+    async with snapcore.open_repository(origin) as repo:
         await repo.fork("t", to_thread_id="u")
         before = await everything(repo)
         damaged = await pack_of(repo, first.record_id)
     if lost == "database":
         lose_database(origin)
+    elif lost == "newer":
+        lose_database(origin)
+        shutil.copy(tmp_path / "older.db", origin / "snapcore.db")
     else:
         pack_file(origin, damaged).write_bytes(pack_file(origin, damaged).read_bytes()[:-20])
     methods = ("put", "delete", "initialize", "start_maintenance", "adopt_checkpoints", "adopt_pack", "lose_packs", "mend_heads")
     crashed = 0
     faults = Faults()
-    for method in (*methods, "reserve_maintenance_packs"):
+    for method in (*methods, "reserve_maintenance_packs", "rename_database"):
         for call in (1, 2, 3):
             url = tmp_path / f"{method}-{call}"
             shutil.copytree(origin, url)
@@ -297,6 +302,7 @@ async def test_a_repair_that_dies_at_any_write_is_gone_on_with(
                 assert await everything(repo) == before
             assert await healthy(url)
             assert not (url / REBUILDING_KEY).exists()
+            assert not (url / RENAMING_KEY).exists()
     assert crashed >= 5
 
 
@@ -342,3 +348,13 @@ async def test_captures_go_on_while_a_repair_runs(
             assert (await snapcore.repair_repository(url)).ok
         assert len(await repo.list("other")) == 2
     assert await healthy(url)
+
+
+def test_without_async_it_is_the_same(tmp_path: Path, make: Make) -> None:
+    url = tmp_path / "repo"
+    with snapcore.blocking.open_repository(url) as repo:
+        repo.capture(str(make({"a": "1"})), thread_id="t")
+    lose_database(url)
+    assert snapcore.blocking.plan_repair(url).actions
+    assert snapcore.blocking.repair_repository(url, read_data=True).ok
+    assert not snapcore.blocking.plan_repair(url).actions

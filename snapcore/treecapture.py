@@ -252,6 +252,8 @@ class TreeCapture:
     async def _old_pages(self, page_ids: list[bytes]) -> OldPages:
         if not page_ids:
             return {}
+        if self._base.doubtful:
+            page_ids = list(await self._reader.store.known(page_ids))
         stats = await self._reader.store.stat_pages(self._sandbox_id, self._stat_root, page_ids)
         try:
             raws = await self._reader.fetch([i for i in page_ids if i in stats], RecordType.PAGE)

@@ -112,6 +112,27 @@ async def test_a_capture_of_the_same_tree_heals_its_head_and_reads_only_what_is_
     assert await healthy(url)
 
 
+async def test_the_next_capture_reads_only_the_files_whose_content_is_lost(
+    tmp_path: Path, make: Make, settle: Callable[[Path], None]
+) -> None:
+    """Case 46."""
+    url = tmp_path / "repo"
+    work = make({f"{n}": os.urandom(5000) for n in range(10)})
+    settle(work)
+    async with snapcore.open_repository(url) as repo:
+        c = await repo.capture(work, thread_id="t")
+        (at,) = await places(repo, await chunk(repo, c, b"3"))
+    file = pack_file(url, at.pack_id)
+    data = bytearray(file.read_bytes())
+    data[at.offset] ^= 1
+    file.write_bytes(data)
+    await snapcore.repair_repository(url, read_data=True)
+    async with snapcore.open_repository(url) as repo:
+        report = await repo.capture_with_report(work, thread_id="t")
+        assert (report.files_read, report.created) == (1, True)
+    assert await healthy(url)
+
+
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "footer"])
 async def test_the_sound_records_of_a_damaged_pack_are_kept(
     tmp_path: Path, captured: tuple[Checkpoint, Checkpoint], damage: str
@@ -306,8 +327,9 @@ async def test_a_repair_that_dies_at_any_write_is_gone_on_with(
     assert crashed >= 5
 
 
+@pytest.mark.parametrize(("method", "call"), [("adopt_pack", 3), ("mend_heads", 1)])
 async def test_a_repair_that_was_overtaken_changes_nothing_more(
-    tmp_path: Path, captured: tuple[Checkpoint, Checkpoint], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, captured: tuple[Checkpoint, Checkpoint], monkeypatch: pytest.MonkeyPatch, method: str, call: int
 ) -> None:
     url = tmp_path / "repo"
     before = {c.id for c in captured}
@@ -319,7 +341,7 @@ async def test_a_repair_that_was_overtaken_changes_nothing_more(
             patch.setattr("snapcore.rebuilding.open_blobs", lambda a: LocalBlobStore(str(a)))
             assert (await snapcore.repair_repository(url)).ok
 
-    faults.run("adopt_pack", another, 3)  # the plan's two, gathered apart, and then the first that counts
+    faults.run(method, another, call)  # of `adopt_pack`, the plan's two come first, which gather what was found
     with monkeypatch.context() as patch:
         patch.setattr("snapcore.rebuilding.open_database", lambda a: with_faults(SqlCheckpointStore(a), faults))
         with pytest.raises(RepositoryError) as caught:

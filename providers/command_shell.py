@@ -1,0 +1,124 @@
+"""A shell behind a command of this host: `ssh host`, `kubectl exec -i pod --`, `podman exec -i name`, or this host's own."""
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Final
+
+from snapcore.errors import Code, ProviderError, printable
+from snapcore.sandboxes import ExecResult
+
+from .threads import uncancelled
+
+__all__ = ["CommandPipe", "CommandShell"]
+
+PIECE: Final = 1 << 20  # bytes of output taken at once, at most
+STDERR_KEPT: Final = 8 << 10
+
+
+class CommandShell:
+    """Runs `[*prefix, "sh", "-c", script]` as a process of this host, in a session of its own: it never asks at a terminal.
+
+    `quoted` is for prefixes that join their arguments with spaces and hand them to a remote shell, as ssh does: the whole
+    command then goes as one argument, quoted for that shell. A script may hold bytes that are not UTF-8 by surrogate escapes.
+    """
+
+    def __init__(self, prefix: Sequence[str], sandbox_id: str, *, quoted: bool = False) -> None:
+        self._prefix = tuple(prefix)
+        self._id = sandbox_id
+        self._quoted = quoted
+
+    @property
+    def sandbox_id(self) -> str:
+        """As it was given."""
+        return self._id
+
+    def pipe(self, script: str, stdin: bytes | AsyncIterator[bytes] = b"") -> AbstractAsyncContextManager["CommandPipe"]:
+        """See `Shell.pipe`. That the far end cannot be reached shows in the exit code of the prefix only. `NOT_CAPABLE` when the
+        prefix's own program cannot be run."""
+        command = ["sh", "-c", script]
+        if self._quoted:
+            command = [shlex.join(command)]
+        return CommandPipe([os.fsencode(part) for part in (*self._prefix, *command)], stdin)
+
+
+class CommandPipe:
+    """One process. Written to, read from, and its stderr drained at the same time, so that none of the three blocks another."""
+
+    def __init__(self, command: Sequence[bytes], stdin: bytes | AsyncIterator[bytes]) -> None:
+        self._command = command
+        self._stdin = stdin
+        self._stderr = bytearray()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._process: asyncio.subprocess.Process
+
+    async def __aenter__(self) -> "CommandPipe":
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=PIECE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ProviderError(
+                f"{printable(self._command[0])} cannot be run: {error.strerror or error}.", code=Code.NOT_CAPABLE
+            ) from error
+        self._tasks = [asyncio.create_task(self._feed()), asyncio.create_task(self._drain())]
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await uncancelled(self._end())
+
+    async def stdout(self) -> AsyncIterator[bytes]:
+        """See `Pipe.stdout`: pieces of at most 1 MiB."""
+        assert self._process.stdout is not None
+        while piece := await self._process.stdout.read(PIECE):
+            yield piece
+
+    async def wait(self) -> ExecResult:
+        """See `Pipe.wait`. An exit code below 0 is the number of the signal that ended the process. An error of what iterates
+        over the input is raised here."""
+        await asyncio.gather(*self._tasks)
+        code = await self._process.wait()
+        return ExecResult(code, stderr=bytes(self._stderr))
+
+    async def _feed(self) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it need not read all
+                if isinstance(self._stdin, bytes):
+                    stdin.write(self._stdin)
+                    await stdin.drain()
+                else:
+                    async for piece in self._stdin:
+                        stdin.write(piece)
+                        await stdin.drain()
+        finally:
+            stdin.close()
+
+    async def _drain(self) -> None:
+        stderr = self._process.stderr
+        assert stderr is not None
+        while piece := await stderr.read(STDERR_KEPT):
+            self._stderr += piece
+            del self._stderr[:-STDERR_KEPT]
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        with contextlib.suppress(ProcessLookupError):  # the whole group: what the shell started too
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        transport = getattr(self._process, "_transport", None)
+        if transport is not None:
+            transport.close()  # asyncio waits for pipes that a child of a child may keep open
+        await self._process.wait()

@@ -128,7 +128,7 @@ class Grant(msgspec.Struct, frozen=True):
     """What `acquire_writer` found, all in one transaction: the lease, the thread's head, the manifest that the stat cache of
     the sandbox and each root asked for aligns with (by root name) and the redaction fingerprint it was made under,
     checkpoints deleted since the head was written, whether the store holds any record at all, and whether records were lost
-    since the head was written (`damaged`): its contents cannot be relied on unseen then."""
+    since the writer of the head's content took its lease (`damaged`): its contents cannot be relied on unseen then."""
 
     lease: WriterLease
     head: Checkpoint | None = None

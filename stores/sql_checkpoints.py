@@ -247,7 +247,8 @@ def _add(
     check_place()
     manifests = [root.manifest for root in checkpoint.roots]
     sql_packs.settle(tx, lease, commit, [checkpoint.record_id, *manifests])
-    seq = tx.seq if source is None else _seq(tx, source[1])  # a copy's content was written with its source
+    # what was lost since the lease was taken may be what the writer took over from the head; a copy is no newer than its source
+    seq = lease.fence if source is None else _seq(tx, source[1])
     tx.connection.execute(_ROWS.insert().values(_columns(checkpoint, seq)))
     _set_head(tx, lease.thread_id, checkpoint.id)
     for noted in checkpoint.deleted:

@@ -81,7 +81,7 @@ checkpoints = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("label", _text),
     Column("idempotency_key", _text),
-    Column("commit_seq", BigInteger, nullable=False),  # when its content was written; 0 of one found by repair
+    Column("commit_seq", BigInteger, nullable=False),  # when its writer took its lease; 0 of one found by repair
     Column("record_id", LargeBinary, nullable=False),
     Column("record", LargeBinary, nullable=False),
     Index("checkpoints_in_order", "thread_id", "created_at", "id"),

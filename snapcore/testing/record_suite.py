@@ -345,6 +345,19 @@ class RecordTests:
             await store.pin([digest("manifest-first")], source)
         assert caught.value.code is Code.MISSING_CHECKPOINT
 
+    # ---- records that were lost
+
+    async def test_a_head_is_damaged_when_records_were_lost_since_its_writer_took_its_lease(self, store: CheckpointStore) -> None:
+        await append(store, "thread", "first")
+        grant, checkpoint, commit = await start(store, "thread", "second")
+        assert not grant.damaged
+        await store.lose_packs(await store.start_maintenance(), [await pack_with(store, "manifest-first")])
+        await store.append(grant.lease, checkpoint, commit)
+        grant, checkpoint, commit = await start(store, "thread", "third")
+        assert grant.damaged, "the second may have taken over from the first what was lost"
+        await store.append(grant.lease, checkpoint, commit)
+        assert not (await store.acquire_writer("thread")).damaged
+
     # ---- the stat cache
 
     async def test_stats_are_saved_replaced_and_dropped(self, store: CheckpointStore) -> None:

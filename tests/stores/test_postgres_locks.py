@@ -51,17 +51,17 @@ async def test_a_writer_waits_for_the_repositorys_lock_and_numbers_follow_its_or
         assert await store.head("thread") is None, "readers wait for nobody"
         other.execute("COMMIT")
         await task
-        assert value(other, "SELECT commit_seq FROM checkpoints") == held + 1
+        assert value(other, "SELECT commit_seq FROM packs") == held + 1
 
 
 async def test_no_state_is_seen_with_a_mark_that_a_later_commit_goes_below(store: SqlCheckpointStore, postgres_url: str) -> None:
-    """gc's mark: every checkpoint numbered up to the mark is seen by whoever reads the mark."""
+    """gc's mark: every commit numbered up to the mark is seen by whoever reads the mark."""
     seen: list[tuple[int, frozenset[int]]] = []
     done = threading.Event()
 
     def look(tx: Transaction) -> tuple[int, frozenset[int]]:
         mark = tx.connection.exec_driver_sql("SELECT commit_seq FROM repository").scalar_one()
-        return mark, frozenset(tx.connection.exec_driver_sql("SELECT commit_seq FROM checkpoints").scalars())
+        return mark, frozenset(tx.connection.exec_driver_sql("SELECT commit_seq FROM packs WHERE commit_seq > 0").scalars())
 
     async def watch() -> None:
         while not done.is_set():

@@ -1,15 +1,19 @@
 """The contracts of sandboxes: where they come from, and what can be done in one. Suites for both are in `snapcore.testing`.
 
 A provider makes, opens, pauses and destroys sandboxes; a handle is an open connection to one. What a provider or a handle
-cannot do is declared in its abilities and raises `ProviderError` `NOT_CAPABLE` before anything is touched.
+cannot do is declared in its abilities and raises `ProviderError` `NOT_CAPABLE` before anything is touched. The functions below
+the contracts are for those who write one.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import posixpath
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
+from .errors import Code, ProviderError, SnapcoreError, SnapshotError, printable
 from .protocols import Workspace
 
 __all__ = [
@@ -23,7 +27,15 @@ __all__ = [
     "SandboxProvider",
     "SandboxSpec",
     "Shell",
+    "argument_list",
+    "check_environment",
+    "check_path",
+    "lacks",
+    "refuse_options",
+    "run_hooks",
 ]
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 OutputCallback = Callable[[str, bytes], None]
 """Called with `"stdout"` or `"stderr"` and a piece of it, as it comes."""
@@ -148,8 +160,10 @@ class SandboxHandle(Protocol):
         on_output: OutputCallback | None = None,
         max_output: int = 16 << 20,
     ) -> ExecResult:
-        """Run a command (a text: by `sh -c`) to its end; a non-zero exit is a result, no error. `timeout` seconds end it with
-        `ProviderError` `EXEC_TIMEOUT`. Output beyond `max_output` bytes is dropped and `truncated` set; `on_output` sees all."""
+        """Run a command (a text: by `sh -c`) to its end; a non-zero exit is a result, no error: 126 or 127 when it cannot be run
+        or is not there. `timeout` seconds end it, and what it started, with `ProviderError` `EXEC_TIMEOUT`. Output beyond
+        `max_output` bytes (of stdout and of stderr) is dropped and `truncated` set; `on_output` sees all. A command, folder or
+        environment that no system takes raises `SnapshotError` `INVALID_REQUEST`; see `argument_list`."""
         ...
 
     async def upload(self, path: str, data: bytes | AsyncIterator[bytes]) -> None:
@@ -157,12 +171,12 @@ class SandboxHandle(Protocol):
         ...
 
     def download(self, path: str) -> AsyncIterator[bytes]:
-        """The bytes of a file, in pieces. `SnapshotError` `MISSING_WORKSPACE` is not raised here: a missing file is a
-        `FileNotFoundError`."""
+        """The bytes of a file, in pieces, all of them or an error. `SnapshotError` `MISSING_WORKSPACE` is not raised here: a
+        missing file is a `FileNotFoundError`."""
         ...
 
     async def close(self) -> None:
-        """Release the connection; the sandbox lives on. Idempotent."""
+        """Release the connection; the sandbox lives on. Idempotent. Whatever is asked of a closed handle is a `ProviderError`."""
         ...
 
 
@@ -171,8 +185,9 @@ Hook = Callable[[SandboxHandle], Awaitable[None]]
 
 
 class SandboxProvider(Protocol):
-    """Where sandboxes come from. `on_create` hooks run once a sandbox was made, `on_open` hooks then too and on every later open;
-    when one fails, `create` destroys the sandbox and `open` closes the handle, and the hook's error is raised."""
+    """Where sandboxes come from. `on_create` hooks run once a sandbox was made, `on_open` hooks after them and on every later
+    open, each kind in the order given; when one fails, `create` destroys the sandbox and `open` closes the handle, and the hook's
+    error is raised (`run_hooks`)."""
 
     @property
     def name(self) -> str:
@@ -185,7 +200,8 @@ class SandboxProvider(Protocol):
         ...
 
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
-        """Make a sandbox and open it."""
+        """Make a sandbox, with its `workspace_root` there, and open it. What the spec asks for and the provider cannot give is
+        `ProviderError` `NOT_CAPABLE` (`refuse_options`)."""
         ...
 
     async def open(self, binding: Binding) -> SandboxHandle:
@@ -203,3 +219,60 @@ class SandboxProvider(Protocol):
     async def destroy(self, binding: Binding) -> None:
         """End a sandbox and remove all of it. Idempotent."""
         ...
+
+
+def lacks(provider: str, what: str, hint: str = "") -> ProviderError:
+    """The error for what a provider cannot do: "docker sandboxes cannot be paused"."""
+    return ProviderError(f"{provider} sandboxes cannot {what}.", code=Code.NOT_CAPABLE, hint=hint)
+
+
+def refuse_options(spec: SandboxSpec, provider: str, *able: str) -> None:
+    """Raise `ProviderError` `NOT_CAPABLE` naming what a spec asks for besides `workspace_root` and the fields in `able`."""
+    asked = [
+        field.name
+        for field in msgspec.structs.fields(SandboxSpec)
+        if field.name not in ("workspace_root", *able) and getattr(spec, field.name) not in (None, {})
+    ]
+    if asked:
+        raise lacks(provider, f"be made with {' or '.join(asked)}", "Leave it out, or take another provider.")
+
+
+async def run_hooks(hooks: Iterable[Hook], handle: SandboxHandle, undo: Callable[[], Awaitable[None]]) -> None:
+    """Call hooks one after another. When one fails, or the caller is cancelled, `undo` is awaited before that error goes on."""
+    try:
+        for hook in hooks:
+            await hook(handle)
+    except BaseException as error:
+        try:
+            await undo()
+        except SnapcoreError as second:
+            error.add_note(f"Afterwards: {second}")
+        raise
+
+
+def argument_list(command: Sequence[str] | str) -> list[str]:
+    """The arguments of a command, a text as `sh -c` takes it. Raises `SnapshotError` `INVALID_REQUEST` for an empty command and a
+    NUL, which no system can pass on."""
+    words = ["sh", "-c", command] if isinstance(command, str) else list(command)
+    if not words or not words[0] or command == "":
+        raise SnapshotError("There is no command to run.", code=Code.INVALID_REQUEST)
+    if any("\0" in word for word in words):
+        raise SnapshotError("A command holds a NUL.", code=Code.INVALID_REQUEST)
+    return words
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Refuse names that a shell cannot export, and values with a NUL. The values are never shown."""
+    for name, value in environment.items():
+        if not _NAME.fullmatch(name) or "\0" in value:
+            raise SnapshotError(
+                f"The environment variable {printable(name)!r} has a name or a value that cannot be passed on.",
+                code=Code.INVALID_REQUEST,
+            )
+
+
+def check_path(path: str) -> str:
+    """An absolute path inside a sandbox, without `.`, `..` and double slashes. Raises `SnapshotError` `INVALID_REQUEST`."""
+    if not path.startswith("/") or "\0" in path:
+        raise SnapshotError(f"{printable(path)!r} is not an absolute path.", code=Code.INVALID_REQUEST)
+    return "/" + posixpath.normpath(path).lstrip("/")

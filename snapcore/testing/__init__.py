@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .clock import ManualClock
     from .faults import Crash, Faults, with_faults
     from .lease_suite import WriterLeaseTests
+    from .provider_suite import ProviderTests
     from .record_suite import RecordTests
     from .s3_faults import S3Faults
     from .s3_server import StrictS3Server
@@ -26,6 +27,7 @@ __all__ = [
     "Crash",
     "Faults",
     "ManualClock",
+    "ProviderTests",
     "RecordTests",
     "S3Faults",
     "StrictS3Server",
@@ -39,6 +41,7 @@ _MODULES: Final = {
     "Crash": "faults",
     "Faults": "faults",
     "ManualClock": "clock",
+    "ProviderTests": "provider_suite",
     "RecordTests": "record_suite",
     "S3Faults": "s3_faults",
     "StrictS3Server": "s3_server",

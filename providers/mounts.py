@@ -5,7 +5,7 @@ from typing import Final
 
 from .links import inside
 
-__all__ = ["is_below_mount", "mount_points"]
+__all__ = ["is_below_mount", "mount_points", "unescaped"]
 
 _TABLE: Final = "/proc/self/mountinfo"
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
@@ -19,7 +19,7 @@ def mount_points(real: bytes) -> frozenset[bytes]:
             lines = table.read().splitlines()
     except OSError:
         return frozenset()
-    found = (inside(_unescaped(line.split(b" ", 5)[4]), real) for line in lines)
+    found = (inside(unescaped(line.split(b" ", 5)[4]), real) for line in lines)
     return frozenset(path for path in found if path)
 
 
@@ -28,5 +28,6 @@ def is_below_mount(path: bytes, mounts: frozenset[bytes]) -> bool:
     return any(path == mount or path.startswith(mount + b"/") for mount in mounts)
 
 
-def _unescaped(text: bytes) -> bytes:
+def unescaped(text: bytes) -> bytes:
+    """A path of the table, in which blanks and backslashes are written as octal escapes."""
     return _ESCAPE.sub(lambda escape: bytes([int(escape[1], 8) & 0xFF]), text)

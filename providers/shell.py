@@ -2,7 +2,6 @@
 
 import contextlib
 import posixpath
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, Literal
 
@@ -10,12 +9,16 @@ from snapcore.errors import Code, ProviderError, printable
 from snapcore.model import Capabilities, FileStat
 from snapcore.protocols import ReadBlock, SandboxClock, ScanSelection, Stage
 from snapcore.sandboxes import Shell
+from snapcore.selection import FilePolicy
 
+from .shell_scan import ShellScan, ask_clock
+from .shell_scripts import Pruning
 from .shell_tools import Tools, find_tools
 
 __all__ = ["ShellWorkspace"]
 
 FINE_NS: Final = 20_000_000  # the kernel stamps files by its tick, at most 10 ms behind the clock
+SECOND_NS: Final = 1_000_000_000
 COARSE_NS: Final = 3_000_000_000  # whole seconds, cut off, of a file system that may have two of them
 
 
@@ -28,6 +31,9 @@ class ShellWorkspace:
         if not self._root.startswith("/"):
             raise ProviderError(f"The workspace root {printable(root)!r} is not an absolute path.", code=Code.NOT_CAPABLE)
         self._tools: Tools | None = None
+        self._pruning: Pruning | None = None
+        self._ahead: ShellScan | None = None
+        self._clock_taken = False
 
     @property
     def root(self) -> str:
@@ -49,7 +55,7 @@ class ShellWorkspace:
         """By the sandbox's tools, once they were asked for; before, the least that they can be."""
         tools = self._tools or Tools()
         return Capabilities(
-            time_granularity_ns=FINE_NS if tools.nanoseconds else COARSE_NS,
+            time_granularity_ns=_granularity(tools),
             stable_inodes=True,
             ctime=tools.nanoseconds,
             atomic_swap=True,
@@ -62,13 +68,27 @@ class ShellWorkspace:
         )
 
     async def clock(self) -> SandboxClock:
-        """See `Workspace.clock`."""
-        return SandboxClock(time.time_ns(), COARSE_NS)
+        """See `Workspace.clock`. Once in a hold, the time at which its scan began."""
+        ahead = self._ahead
+        if ahead is not None and not self._clock_taken:
+            self._clock_taken = True
+            return self._clock(ahead.now_ns)
+        return self._clock(await ask_clock(self._shell, await self._found_tools()))
 
     async def scan(self, selection: ScanSelection, *, cross_mounts: bool = False) -> AsyncIterator[Sequence[FileStat]]:
-        """See `Workspace.scan`."""
-        raise ProviderError("Not yet.", code=Code.NOT_CAPABLE)
-        yield []
+        """See `Workspace.scan`. One call; another when links lead into what is left out."""
+        pruning = Pruning.of(selection, cross_mounts=cross_mounts)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.pruning != pruning:
+            await ahead.close()
+            ahead = None
+        self._pruning = pruning
+        scan = ahead or await self._begin_scan(pruning)
+        try:
+            async for batch in scan.batches(self._shell, selection):
+                yield batch
+        finally:
+            await scan.close()
 
     async def read(self, files: Sequence[FileStat]) -> AsyncIterator[Sequence[ReadBlock]]:
         """See `Workspace.read`."""
@@ -77,9 +97,21 @@ class ShellWorkspace:
 
     @contextlib.asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Only recovers: a lock that a process in the sandbox would have to keep is not worth its calls."""
-        await self.recover()
-        yield
+        """Only recovers: a lock that a process in the sandbox would have to keep is not worth its calls. The scan that is to come
+        is begun by the same call, for the selection of the last one, or the default policy's."""
+        if self._pruning is None:
+            self._pruning = Pruning.of(FilePolicy().compile(), cross_mounts=False)
+        scan = await self._begin_scan(self._pruning)
+        if scan.staged:
+            await scan.close()
+            await self.recover()
+            scan = await self._begin_scan(self._pruning)
+        self._ahead, self._clock_taken = scan, False
+        try:
+            yield
+        finally:
+            self._ahead = None
+            await scan.close()
 
     async def recover(self) -> Literal["", "swept", "finished"]:
         """See `Workspace.recover`."""
@@ -93,7 +125,22 @@ class ShellWorkspace:
 
         return await open_stage(self._shell, self._root, await self._found_tools())
 
+    async def _begin_scan(self, pruning: Pruning) -> ShellScan:
+        scan = await ShellScan.open(self._shell, self._root, pruning, self._tools)
+        self._tools = scan.tools
+        return scan
+
+    def _clock(self, now_ns: int) -> SandboxClock:
+        return SandboxClock(now_ns, self.capabilities.time_granularity_ns)
+
     async def _found_tools(self) -> Tools:
         if self._tools is None:
             self._tools = await find_tools(self._shell, self._root)
         return self._tools
+
+
+def _granularity(tools: Tools) -> int:
+    """How much older than the clock a time has to be for a later change to show. A clock in whole seconds is up to one behind."""
+    if not tools.nanoseconds:
+        return COARSE_NS
+    return FINE_NS if tools.date in ("ns", "proc") else FINE_NS + SECOND_NS

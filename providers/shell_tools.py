@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Final
 
 import msgspec
@@ -10,21 +10,39 @@ import msgspec
 from snapcore.errors import Code, ProviderError, printable
 from snapcore.sandboxes import ExecResult, Pipe, Shell
 
-__all__ = ["PROBE", "STALL_SECONDS", "Tools", "broken", "find_tools", "finished", "quoted", "read_tools", "run", "unstalled"]
+__all__ = [
+    "ENVIRONMENT",
+    "PROBE",
+    "STALL_SECONDS",
+    "Tools",
+    "broken",
+    "find_tools",
+    "finished",
+    "quoted",
+    "read_tools",
+    "run",
+    "unstalled",
+]
 
 STALL_SECONDS: Final = 300.0  # a pipe that is silent for longer is taken for dead
 MAX_ANSWER: Final = 1 << 20
 MAX_WORD: Final = 20
 MAX_REASON: Final = 300
 
-PROBE: Final = r"""
-LC_ALL=C TZ=UTC0 QUOTING_STYLE=literal; export LC_ALL TZ QUOTING_STYLE
+ENVIRONMENT: Final = "LC_ALL=C TZ=UTC0 QUOTING_STYLE=literal; export LC_ALL TZ QUOTING_STYLE\n"
+"""How every script begins: what the tools print depends on no setting of the sandbox."""
+
+PROBE: Final = (
+    ENVIRONMENT
+    + r"""
 is() { printf '%s=%s\n' "$1" "$2"; }
 is uid "$(id -u 2>/dev/null)"
 is gid "$(id -g 2>/dev/null)"
-if [ "$(find / -prune -printf x 2>/dev/null)" = x ]; then find=printf
-elif find / -prune -print0 >/dev/null 2>&1; then find=print0
-else find=; fi
+find=
+case $(find / -ignore_readdir_race -prune ! \( -readable -executable -false \) -printf %Px%C@ 2>/dev/null) in
+x[-0-9]*) find=printf ;;
+*) if find / -prune -print0 >/dev/null 2>&1; then find=print0; fi ;;
+esac
 is find "$find"
 case $(printf 'a\0b' | xargs -0 echo 2>/dev/null) in 'a b') xargs=1 ;; *) xargs= ;; esac
 is xargs "$xargs"
@@ -53,6 +71,7 @@ esac
 case $date$stat$(stat -c %Y /proc/self/ 2>/dev/null) in secondstext*[0-9]) date=proc ;; esac
 is date "$date"
 """
+)
 """Prints `name=word` lines, and leaves the words in shell variables of these names. To be followed by a line of another kind."""
 
 
@@ -139,7 +158,7 @@ async def run(shell: Shell, script: str, stdin: bytes | AsyncIterator[bytes] = b
     return bytes(out)
 
 
-async def unstalled(pieces: AsyncIterator[bytes], seconds: float = STALL_SECONDS) -> AsyncIterator[bytes]:
+async def unstalled(pieces: AsyncIterator[bytes], seconds: float = STALL_SECONDS) -> AsyncGenerator[bytes, None]:
     """The pieces; `ProviderError` `SANDBOX_UNAVAILABLE` when none comes for so long."""
     stream = aiter(pieces)
     while True:
@@ -153,8 +172,8 @@ async def unstalled(pieces: AsyncIterator[bytes], seconds: float = STALL_SECONDS
         yield piece
 
 
-async def finished(pipe: Pipe, seconds: float = STALL_SECONDS) -> None:
-    """Wait for a script whose output has ended. `ProviderError` unless it ended with 0: `NOT_CAPABLE` when there is no `sh`."""
+async def finished(pipe: Pipe, seconds: float = STALL_SECONDS) -> ExecResult:
+    """How a script ended whose output has ended. `ProviderError` unless it ended with 0: `NOT_CAPABLE` when there is no `sh`."""
     try:
         async with asyncio.timeout(seconds):
             result = await pipe.wait()
@@ -164,6 +183,7 @@ async def finished(pipe: Pipe, seconds: float = STALL_SECONDS) -> None:
         raise ProviderError(f"The sandbox has no `sh` that could be run: {_last_line(result)}.", code=Code.NOT_CAPABLE)
     if result.exit_code or result.truncated:
         raise broken(f"a command ended with {result.exit_code}: {_last_line(result)}")
+    return result
 
 
 def broken(why: str) -> ProviderError:

@@ -116,14 +116,23 @@ class MaintenanceStore(Protocol):
     # ---- repair
 
     async def adopt_pack(self, run: Maintenance, pack: PackWrite, *, instead_of: str | None = None) -> int:
-        """Enter a pack that is in the blob store, live with a new sequence number, whatever its row said before. Its records
-        get rows where they have none, or where their row leads to the pack `instead_of`, or to the pack itself at another
-        place. Returns how many rows it gave."""
+        """Enter a pack that is in the blob store, live with a new sequence number, also when it was condemned or lost. Its
+        records get rows where they have none, or where their row leads to the pack `instead_of`, or to the pack itself at
+        another place. Returns how many rows it gave.
+
+        Raises `CheckpointConflictError` `DUPLICATE_ID`, with nothing changed, for a pack that is `deleting` or `deleted` (a gc
+        that was superseded may yet delete its blob) and for one that is `writing` whose writer may still commit it, unless
+        this run reserved it.
+        """
         ...
 
     async def lose_packs(self, run: Maintenance, pack_ids: Sequence[str]) -> int:
         """Set packs to `lost` (one without a row gets one) and drop the rows of their records, from which on no checkpoint
-        written before counts as whole (`Grant.damaged`). Returns how many rows were dropped."""
+        written before counts as whole (`Grant.damaged`). Returns how many rows were dropped.
+
+        One that is `deleting` or `deleted` stays so, or it might be adopted while a gc that was superseded deletes it. One that
+        is `writing` whose writer may still commit it is left as it is, with its rows.
+        """
         ...
 
     async def drop_records(self, run: Maintenance, pack_id: str, ids: Sequence[bytes]) -> int:

@@ -1,6 +1,6 @@
 """Repair: does what a survey of the repository asks for, and looks again until there is nothing left to do."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -8,7 +8,7 @@ import msgspec
 
 from .chunking import compress_many, record_id
 from .engine import Engine
-from .errors import Code, SnapshotError
+from .errors import CheckpointConflictError, Code, SnapshotError
 from .maintenance import Maintenance
 from .model import Checkpoint, PackRecord, PackWrite, RecordType
 from .packs import MAX_PACK_BYTES, PackBuilder, pack_key, sound_records
@@ -76,8 +76,11 @@ class Repairer:
             if not todo:
                 break
             for action in todo:
-                await self._do(action)
-            report.done += todo
+                try:
+                    await self._do(action)
+                except CheckpointConflictError:
+                    continue  # somebody has got hold of the pack since the survey: the next one sees how it stands
+                report.done.append(action)
         return report
 
     async def _do(self, action: RepairAction) -> None:
@@ -91,7 +94,7 @@ class Repairer:
             case Step.ADOPT_PACK:
                 await self._adopt(action.subject)
             case Step.SALVAGE_PACK:
-                await self._salvage(action.subject)
+                await self._salvage(action.subject, action.ids)
             case Step.WRITE_RECORDS:
                 await self._write_records(action.checkpoints)
             case Step.DISTRUST_HEADS:
@@ -106,15 +109,16 @@ class Repairer:
         records, _ = await read_tail(self._engine, pack_id, info.size)
         await self._store.adopt_pack(self._run, PackWrite(pack_id, info.size, tuple(records)))
 
-    async def _salvage(self, pack_id: str) -> None:
-        """Copy what can be read into a new pack, then set the old one aside. Its blob is kept."""
+    async def _salvage(self, pack_id: str, needed: Collection[bytes]) -> None:
+        """Copy what can be read into a new pack, or those records of it that are needed, then set the old one aside. Its blob is
+        kept."""
         try:
             data = await self._engine.blobs.get(pack_key(pack_id))
         except SnapshotError as error:
             if error.code != Code.MISSING_BLOB:
                 raise
             return
-        builders = await self._engine.run(_copy, data)
+        builders = await self._engine.run(_copy, data, frozenset(needed))
         for builder in builders:
             await self._put(builder, instead_of=pack_id)
         await self._store.lose_packs(self._run, [pack_id])
@@ -138,17 +142,17 @@ def _note(report: RepairReport, plan: RepairPlan) -> None:
     report.uncommitted, report.incomplete, report.notes = plan.uncommitted, plan.incomplete, plan.notes
 
 
-def _copy(data: bytes) -> list[PackBuilder]:
-    """The sound records of a pack in new ones."""
+def _copy(data: bytes, needed: Collection[bytes]) -> list[PackBuilder]:
+    """The sound records of a pack in new ones; only those that are `needed`, when any are named."""
     builders: list[PackBuilder] = []
-    for r in _once(sound_records(data)):
+    for r in _once(r for r in sound_records(data) if not needed or r.id in needed):
         if not builders or builders[-1].full or len(builders[-1]) + r.stored_size > MAX_PACK_BYTES // 2:
             builders.append(PackBuilder(new_pack_id()))
         builders[-1].add(r.type, r.id, r.raw_size, r.codec, data[r.offset : r.offset + r.stored_size])
     return builders
 
 
-def _once(records: Sequence[PackRecord]) -> list[PackRecord]:
+def _once(records: Iterable[PackRecord]) -> list[PackRecord]:
     return list({r.id: r for r in records}.values())
 
 

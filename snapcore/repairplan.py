@@ -31,6 +31,7 @@ __all__ = ["RepairAction", "RepairPlan", "Scratch", "Step", "survey"]
 
 SCANS_AT_ONCE: Final = 4  # each may hold a pack
 WHOLE_AT_ONCE: Final = 2
+GOING: Final = frozenset({PackState.DELETING, PackState.DELETED})  # a gc deletes their blobs, or has: none is used in place
 TAILS_AT_ONCE: Final = 8
 CONTENTS_AT_ONCE: Final = 8
 CHECKPOINTS_AT_ONCE: Final = 256
@@ -277,14 +278,17 @@ class _Survey:
         suspects = {i for kind in ("pack-size", "pack-damaged", "pack-state") for i in by_kind.get(kind, ())} & rows.keys()
         records = [bytes.fromhex(i) for kind in ("record-damaged", "record-misplaced") for i in by_kind.get(kind, ())]
         suspects |= {at.pack_id for at in (await self._engine.checkpoints.locate(records)).values()}
-        async for contents in self._present():
+        async for contents in self._contents():
             await each(
-                [p for p in contents if p.pack_id not in missing],
+                [p for p in contents if p.state in PRESENT and p.pack_id not in missing],
                 lambda p: self._compare(p, suspect=p.pack_id in suspects),
                 at_once=TAILS_AT_ONCE,
             )
-        for pack_id in sorted(i for i in by_kind.get("pack-state", ()) if i in rows):
-            await self._keep(pack_id)
+        if unkept := {i for i in by_kind.get("pack-state", ()) if i in rows}:
+            async for contents in self._contents():
+                for pack in contents:
+                    if pack.pack_id in unkept:
+                        await self._keep(pack)
         if lacking := {bytes.fromhex(i) for i in by_kind.get("record-missing", ())}:
             await self._find_records(lacking)
         if threads := by_kind.get("head"):
@@ -293,10 +297,10 @@ class _Survey:
         if not self._actions:
             await self._distrust(report)
 
-    async def _present(self) -> AsyncIterator[list[PackContents]]:
+    async def _contents(self) -> AsyncIterator[list[PackContents]]:
         after = 0
         while found := await self._engine.checkpoints.pack_contents(after, CONTENTS_AT_ONCE):
-            yield [p for p in found if p.state in PRESENT]
+            yield found
             after = found[-1].number
 
     async def _compare(self, pack: PackContents, *, suspect: bool) -> None:
@@ -340,19 +344,26 @@ class _Survey:
         )
         self._act(Step.SALVAGE_PACK, pack.pack_id, words)
 
-    async def _keep(self, pack_id: str) -> None:
+    async def _keep(self, pack: PackContents) -> None:
         """A pack that checkpoints need and that is not kept for good by its state."""
+        pack_id = pack.pack_id
+        if pack.owned:
+            self._notes.append(f"Pack {pack_id} is needed, and a capture is writing it: look again when that has ended.")
+            return
         scan = await self._scan_whole(pack_id)
         if scan is None:
             self._act(Step.LOSE_PACK, pack_id, f"Set pack {pack_id} aside as lost: it is not in the blob store.")
         elif scan.problem:
             self._act(Step.SALVAGE_PACK, pack_id, f"Copy what can be read out of pack {pack_id}, and set it aside as lost.")
+        elif pack.state in GOING:
+            ids = [record_id for record_id, _, _ in pack.records]
+            self._act(Step.SALVAGE_PACK, pack_id, f"Copy {len(ids)} records out of pack {pack_id}, which gc is deleting.", ids)
         else:
             self._act(Step.ADOPT_PACK, pack_id, f"Keep pack {pack_id} for good, since checkpoints need it.")
 
     async def _find_records(self, lacking: set[bytes]) -> None:
         """Records without a row: a pack may hold them all the same, and a checkpoint's own can be written again."""
-        holders: dict[str, int] = {}
+        holders: dict[str, tuple[PackInfo, frozenset[bytes]]] = {}
 
         async def look(pack: PackInfo) -> None:
             try:
@@ -363,14 +374,19 @@ class _Survey:
                 return
             held = lacking & {r.id for r in listed}
             if held:
-                holders[pack.pack_id] = len(held)
+                holders[pack.pack_id] = (pack, frozenset(held))
                 lacking.difference_update(held)
 
-        packs = [p for p in await self._engine.checkpoints.packs() if p.state in PRESENT]
-        await each(packs, look, at_once=TAILS_AT_ONCE)
-        for pack_id, number in holders.items():
-            words = f"Give {number} records of pack {pack_id} that checkpoints need the rows that they lack."
-            self._act(Step.ADOPT_PACK, pack_id, words)
+        packs = await self._engine.checkpoints.packs()
+        for states in (PRESENT, GOING):
+            await each([p for p in packs if lacking and p.state in states], look, at_once=TAILS_AT_ONCE)
+        for pack_id, (pack, held) in holders.items():
+            if pack.state in GOING:
+                words = f"Copy {len(held)} records that checkpoints need out of pack {pack_id}, which gc is deleting."
+                self._act(Step.SALVAGE_PACK, pack_id, words, sorted(held))
+            else:
+                words = f"Give {len(held)} records of pack {pack_id} that checkpoints need the rows that they lack."
+                self._act(Step.ADOPT_PACK, pack_id, words)
         if lacking:
             await self._write_again(lacking)
 

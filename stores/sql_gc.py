@@ -19,6 +19,7 @@ from .sql_dialects import batches
 from .sql_transactions import Transaction
 
 __all__ = [
+    "OWNER",
     "check",
     "condemn",
     "condemn_abandoned",
@@ -27,6 +28,7 @@ __all__ = [
     "forget_packs",
     "mark_deleted",
     "move_records",
+    "owned",
     "pack_contents",
     "reserve",
     "roots",
@@ -81,9 +83,9 @@ def roots(tx: Transaction) -> Roots:
 
 def pack_contents(tx: Transaction, after: int, limit: int) -> list[PackContents]:
     """Rows of packs by number, with the records whose rows lead to them."""
-    owned = _owned(tx).label("owned")
+    is_owned = owned(tx).label("owned")
     rows = tx.connection.execute(
-        select(_PACKS, owned).where(_PACKS.c.number > after).order_by(_PACKS.c.number).limit(limit)
+        select(_PACKS, is_owned).where(_PACKS.c.number > after).order_by(_PACKS.c.number).limit(limit)
     ).all()
     records: dict[int, list[tuple[bytes, int, int]]] = {row.number: [] for row in rows}
     placed = select(_CHUNKS.c.pack_number, _CHUNKS.c.id, _CHUNKS.c.offset, _CHUNKS.c.stored_size)
@@ -108,7 +110,7 @@ def condemn(tx: Transaction, run: Maintenance, mark: int, pack_ids: Sequence[str
 def condemn_abandoned(tx: Transaction, run: Maintenance) -> list[str]:
     """Condemn every pack in state `writing` that nobody can commit any more."""
     check(tx, run)
-    given_up = tx.connection.scalars(select(_PACKS.c.pack_id).where(_PACKS.c.state == PackState.WRITING, ~_owned(tx))).all()
+    given_up = tx.connection.scalars(select(_PACKS.c.pack_id).where(_PACKS.c.state == PackState.WRITING, ~owned(tx))).all()
     # a lease that has run out can neither be renewed nor commit, and a fence is never used again
     return _condemn(tx, _PACKS.c.state == PackState.WRITING, given_up)
 
@@ -205,7 +207,7 @@ def _contents(row: Row[*tuple[Any, ...]], records: list[tuple[bytes, int, int]])
     )
 
 
-def _owned(tx: Transaction) -> ColumnElement[bool]:
+def owned(tx: Transaction) -> ColumnElement[bool]:
     """Whether the lease or the run that a pack belongs to is still in force."""
     lease = exists().where(
         _LEASES.c.token == _PACKS.c.lease_token, _LEASES.c.fence == _PACKS.c.fence, _LEASES.c.expires_at > tx.now

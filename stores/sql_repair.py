@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import and_, delete, func, or_, select, update
 
+from snapcore.errors import CheckpointConflictError, Code
 from snapcore.maintenance import Maintenance
 from snapcore.model import Checkpoint, PackState, PackWrite
 
@@ -31,6 +32,7 @@ _PACKS = schema.packs
 _SPARES = schema.spares
 _REPOSITORY = schema.repository
 _NOBODY: Final = "repair"  # who wrote a pack that was found is not known
+_GOING: Final = (PackState.DELETING, PackState.DELETED)  # whoever deletes the blob does so without the lock
 
 
 def adopt_pack(tx: Transaction, run: Maintenance, pack: PackWrite, instead_of: str | None) -> int:
@@ -38,6 +40,7 @@ def adopt_pack(tx: Transaction, run: Maintenance, pack: PackWrite, instead_of: s
     sql_gc.check(tx, run)
     new = {"pack_id": pack.pack_id, "state": PackState.LIVE, "lease_token": _NOBODY, "fence": run.fence, "size": pack.size}
     tx.connection.execute(insert_or_ignore(_PACKS), [new])
+    _check_free(tx, run, pack.pack_id)
     live = {"state": PackState.LIVE, "size": pack.size, "commit_seq": tx.seq, "condemned_at": None}
     tx.connection.execute(update(_PACKS).where(_PACKS.c.pack_id == pack.pack_id).values(live))
     (number,) = sql_packs.numbers_of(tx, [pack.pack_id])
@@ -56,11 +59,11 @@ def lose_packs(tx: Transaction, run: Maintenance, pack_ids: Sequence[str]) -> in
     if pack_ids:
         tx.connection.execute(insert_or_ignore(_PACKS), [{"pack_id": pack_id, **row} for pack_id in sorted(pack_ids)])
     dropped = 0
-    for some in batches(sql_packs.numbers_of(tx, pack_ids)):
+    for some in batches(_not_being_written(tx, pack_ids)):
         dropped += tx.connection.execute(delete(_CHUNKS).where(_CHUNKS.c.pack_number.in_(some))).rowcount
         tx.connection.execute(delete(_SPARES).where(_SPARES.c.pack_number.in_(some)))
-        lost = update(_PACKS).where(_PACKS.c.number.in_(some)).values(state=PackState.LOST, condemned_at=None)
-        tx.connection.execute(lost)
+        lost = update(_PACKS).where(_PACKS.c.number.in_(some), _PACKS.c.state.not_in(_GOING))
+        tx.connection.execute(lost.values(state=PackState.LOST, condemned_at=None))
     if dropped:
         note_damage(tx, run)
     return dropped
@@ -141,3 +144,25 @@ def rename_database(tx: Transaction, run: Maintenance, database_id: str) -> None
     """Give the database another id."""
     sql_gc.check(tx, run)
     tx.connection.execute(update(_REPOSITORY).values(database_id=database_id))
+
+
+def _check_free(tx: Transaction, run: Maintenance, pack_id: str) -> None:
+    """Refuse a pack whose blob may yet be deleted, or that somebody else is writing."""
+    ours = and_(_PACKS.c.lease_token == sql_gc.OWNER, _PACKS.c.fence == run.fence)
+    row = select(_PACKS.c.state, and_(sql_gc.owned(tx), ~ours).label("others")).where(_PACKS.c.pack_id == pack_id)
+    state, others = tx.connection.execute(row).one()
+    if state in _GOING or (state == PackState.WRITING and others):
+        raise CheckpointConflictError(
+            f"The pack {pack_id} is in the state '{state}', from which nobody may take it.",
+            code=Code.DUPLICATE_ID,
+            hint="Copy what is needed of it into a new pack.",
+        )
+
+
+def _not_being_written(tx: Transaction, pack_ids: Sequence[str]) -> list[int]:
+    """The numbers of the packs without those whose writer may still commit them."""
+    free = or_(_PACKS.c.state != PackState.WRITING, ~sql_gc.owned(tx))
+    numbers: list[int] = []
+    for some in batches(pack_ids):
+        numbers += tx.connection.scalars(select(_PACKS.c.number).where(_PACKS.c.pack_id.in_(some), free))
+    return numbers

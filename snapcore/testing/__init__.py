@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .clock import ManualClock
     from .faults import Crash, Faults, with_faults
     from .lease_suite import WriterLeaseTests
+    from .maintenance_suite import MaintenanceTests
     from .provider_suite import ProviderTests
     from .record_suite import RecordTests
     from .s3_faults import S3Faults
@@ -26,6 +27,7 @@ __all__ = [
     "CheckpointStoreTests",
     "Crash",
     "Faults",
+    "MaintenanceTests",
     "ManualClock",
     "ProviderTests",
     "RecordTests",
@@ -40,6 +42,7 @@ _MODULES: Final = {
     "CheckpointStoreTests": "checkpoint_suite",
     "Crash": "faults",
     "Faults": "faults",
+    "MaintenanceTests": "maintenance_suite",
     "ManualClock": "clock",
     "ProviderTests": "provider_suite",
     "RecordTests": "record_suite",

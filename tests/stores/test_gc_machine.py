@@ -137,7 +137,7 @@ def test_whatever_happens_beside_gc_nothing_is_lost_and_garbage_goes() -> None:
 
 
 def test_the_machine_finds_a_gc_that_gives_healthy_writers_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql_gc, "_owned", lambda tx: false())
+    monkeypatch.setattr(sql_gc, "owned", lambda tx: false())
     quick = settings(SETTINGS, max_examples=400, phases=[Phase.generate], verbosity=Verbosity.quiet, report_multiple_bugs=False)
     with pytest.raises(AssertionError):
         run_state_machine_as_test(Machine, settings=quick)

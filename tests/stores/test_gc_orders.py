@@ -267,7 +267,7 @@ def _strangers_packs_trusted(patch: pytest.MonkeyPatch) -> None:
 
 
 def _all_writers_given_up(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sql_gc, "_owned", lambda tx: false())
+    patch.setattr(sql_gc, "owned", lambda tx: false())
 
 
 def _leases_unchecked(patch: pytest.MonkeyPatch) -> None:

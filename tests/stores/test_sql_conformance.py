@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snapcore.stores.sql import SqlCheckpointStore
-from snapcore.testing import CheckpointStoreTests, ManualClock, RecordTests, WriterLeaseTests
+from snapcore.testing import CheckpointStoreTests, MaintenanceTests, ManualClock, RecordTests, WriterLeaseTests
 from snapcore.testing.entries import IDENTITY
 
 
@@ -33,4 +33,8 @@ class TestLeases(OnSql, WriterLeaseTests):
 
 
 class TestRecords(OnSql, RecordTests):
+    pass
+
+
+class TestMaintenance(OnSql, MaintenanceTests):
     pass

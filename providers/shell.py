@@ -63,7 +63,7 @@ class ShellWorkspace:
             symlinks=True,
             hard_links=True,
             modes=True,
-            mtimes=True,
+            mtimes=tools.touch == "ns" and tools.tar == "gnu",
             owners=tools.uid == 0,
         )
 

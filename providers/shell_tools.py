@@ -63,6 +63,10 @@ case $(tar --version 2>/dev/null) in
 *) tar= ;;
 esac
 is tar "$tar"
+if touch -c -d @1.5 /.no/such 2>/dev/null; then touch=ns
+elif touch -c -d @2 /.no/such 2>/dev/null; then touch=seconds
+else touch=; fi
+is touch "$touch"
 case $(date +%s%N 2>/dev/null) in
 '' | *[!0-9]*) date=seconds ;;
 ??????????????*) date=ns ;;
@@ -79,8 +83,8 @@ class Tools(msgspec.Struct, frozen=True):
     """What can be done in a sandbox. Words that are empty: the tool is missing, or cannot do what is needed.
 
     `find`: `printf`, or `print0` alone. `stat`: `ns` (`%.9Y`), `text` (nanoseconds in `%y` only) or `seconds`. `tar`: `gnu`,
-    `busybox` or `other`. `date`: `ns`, `proc` (the time of a new process's folder tells it) or `seconds`. `uid` and `gid` are
-    -1 when they are not known.
+    `busybox` or `other`. `touch`: `ns` or `seconds`, of `-d @...`. `date`: `ns`, `proc` (the time of a new process's folder tells
+    it) or `seconds`. `uid` and `gid` are -1 when they are not known.
     """
 
     uid: int = -1
@@ -90,6 +94,7 @@ class Tools(msgspec.Struct, frozen=True):
     stat: str = ""
     tar: str = ""
     date: str = ""
+    touch: str = ""
 
     @property
     def nanoseconds(self) -> bool:

@@ -103,6 +103,12 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Tests print nothing."""
 
+    def finish(self) -> None:
+        try:
+            super().finish()
+        except OSError:
+            self.rfile.close()  # what was left to be sent kept it from being closed
+
     def _serve(self) -> None:
         assert isinstance(self.server, E2BHttpServer)
         self._owner = self.server.owner

@@ -23,6 +23,9 @@ _TICK: Final = 0.05  # seconds between looks at what a stream's sandbox and clie
 _SIGNALS: Final = {"SIGNAL_SIGKILL": signal.SIGKILL, "SIGNAL_SIGTERM": signal.SIGTERM}
 
 
+_ENDINGS: Final = {signal.SIGKILL: "killed", signal.SIGTERM: "terminated"}
+
+
 class RpcError(Exception):
     """An answer with a Connect error code."""
 
@@ -224,5 +227,5 @@ def _ended(code: int) -> Message:
         return {"exitCode": code, "exited": True, "status": f"exit status {code}"} | (
             {"error": f"exit status {code}"} if code else {}
         )
-    status = f"signal: {signal.Signals(-code).name.removeprefix('SIG').lower()}"
+    status = f"signal: {_ENDINGS.get(-code, 'other')}"
     return {"exitCode": -1, "exited": False, "status": status, "error": status}

@@ -238,7 +238,7 @@ def _add(
         holder = by_idempotency_key(tx, lease.thread_id, checkpoint.idempotency_key)
         if holder is not None:
             if release:
-                sql_leases.release(tx, lease)
+                sql_leases.remove(tx, lease)
             return holder
     if same_id is not None:
         raise CheckpointConflictError(
@@ -257,7 +257,7 @@ def _add(
         )
     sql_stats.save(tx, commit.stats)
     if release:
-        sql_leases.release(tx, lease)
+        sql_leases.remove(tx, lease)
     return _copy(checkpoint)
 
 
@@ -285,8 +285,9 @@ def _head_id(tx: Transaction, thread_id: str) -> str | None:
 
 
 def _set_head(tx: Transaction, thread_id: str, head_id: str | None) -> None:
-    tx.connection.execute(insert_or_ignore(_THREADS), [{"thread_id": thread_id}])
-    tx.connection.execute(update(_THREADS).where(_is(thread_id)).values(head_id=head_id))
+    moved = tx.connection.execute(update(_THREADS).where(_is(thread_id)).values(head_id=head_id))
+    if not moved.rowcount:
+        tx.connection.execute(_THREADS.insert().values(thread_id=thread_id, head_id=head_id))
 
 
 def _seq(tx: Transaction, checkpoint_id: str) -> int:

@@ -22,7 +22,7 @@ from snapcore.protocols import Pin
 from . import sql_schema as schema
 from .sql_transactions import Transaction
 
-__all__ = ["acquire", "add_pin", "check", "check_token", "new_token", "release", "remove_pin", "renew", "renew_pin"]
+__all__ = ["acquire", "add_pin", "check", "check_token", "new_token", "release", "remove", "remove_pin", "renew", "renew_pin"]
 
 _TOKEN: Final = re.compile(r"[0-9a-f]{32}")
 _LEASES = schema.writer_leases
@@ -137,6 +137,11 @@ def renew(tx: Transaction, lease: WriterLease) -> WriterLease:
 def release(tx: Transaction, lease: WriterLease) -> None:
     """Give the lease up."""
     check(tx, lease)
+    remove(tx, lease)
+
+
+def remove(tx: Transaction, lease: WriterLease) -> None:
+    """Give up a lease that this transaction has checked."""
     tx.connection.execute(delete(_LEASES).where(_LEASES.c.thread_id == lease.thread_id))
 
 

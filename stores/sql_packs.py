@@ -94,7 +94,10 @@ def point_rows(tx: Transaction, number: int, records: Sequence[PackRecord], only
 def enter(tx: Transaction, lease: WriterLease, pack: PackWrite) -> frozenset[bytes]:
     """Enter the records of a pack of this lease that was put. Returns the ids whose rows lead to a pack that is live,
     condemned, or of this lease as well."""
-    number = _own_numbers(tx, lease, [pack.pack_id])[0]
+    return _enter(tx, lease, _own_numbers(tx, lease, [pack.pack_id])[pack.pack_id], pack)
+
+
+def _enter(tx: Transaction, lease: WriterLease, number: int, pack: PackWrite) -> frozenset[bytes]:
     tx.connection.execute(update(_PACKS).where(_PACKS.c.number == number).values(size=pack.size))
     records = {record.id: record for record in pack.records}
     if not records:
@@ -119,9 +122,10 @@ def settle(tx: Transaction, lease: WriterLease, commit: Commit, needed: Collecti
     is not (any more) `writing` and of this lease, `RecordsMissingError` when a record has no row that leads to a pack
     to be stamped.
     """
+    numbers = _own_numbers(tx, lease, [*commit.own, *(pack.pack_id for pack in commit.packs)])
     for pack in commit.packs:
-        enter(tx, lease, pack)
-    own = set(_own_numbers(tx, lease, [*commit.own, *(pack.pack_id for pack in commit.packs)]))
+        _enter(tx, lease, numbers[pack.pack_id], pack)
+    own = set(numbers.values())
     stamped = own | _settle_spares(tx, own)
     wanted = {*commit.refs, *needed}
     for row in _rows_of(tx, wanted):
@@ -132,9 +136,9 @@ def settle(tx: Transaction, lease: WriterLease, commit: Commit, needed: Collecti
         raise RecordsMissingError(
             f"{len(wanted)} stored records that this checkpoint refers to are gone; nothing was committed.", ids=wanted
         )
-    for numbers in batches(stamped):
+    for some in batches(stamped):
         tx.connection.execute(
-            update(_PACKS).where(_PACKS.c.number.in_(numbers)).values(state=PackState.LIVE, commit_seq=tx.seq, condemned_at=None)
+            update(_PACKS).where(_PACKS.c.number.in_(some)).values(state=PackState.LIVE, commit_seq=tx.seq, condemned_at=None)
         )
 
 
@@ -161,20 +165,21 @@ def list_packs(tx: Transaction) -> list[PackInfo]:
     return [PackInfo(*row) for row in tx.connection.execute(statement)]
 
 
-def _own_numbers(tx: Transaction, lease: WriterLease, pack_ids: Sequence[str]) -> list[int]:
+def _own_numbers(tx: Transaction, lease: WriterLease, pack_ids: Sequence[str]) -> dict[str, int]:
+    """The number of each pack that is `writing` and of this lease, by id. Raises `CheckpointWriterLostError` when one is not."""
     unique = set(pack_ids)
-    found = [
-        number
+    found = {
+        pack_id: number
         for some in batches(unique)
-        for number in tx.connection.scalars(
-            select(_PACKS.c.number).where(
+        for pack_id, number in tx.connection.execute(
+            select(_PACKS.c.pack_id, _PACKS.c.number).where(
                 _PACKS.c.pack_id.in_(some),
                 _PACKS.c.state == PackState.WRITING,
                 _PACKS.c.lease_token == lease.token,
                 _PACKS.c.fence == lease.fence,
             )
         )
-    ]
+    }
     if len(found) != len(unique):
         raise CheckpointWriterLostError(
             f"A pack that this writer of thread {lease.thread_id!r} stored is not its own any more; nothing was changed.",

@@ -7,7 +7,7 @@ from sqlalchemy import delete, select, update
 from snapcore.model import StatPage, StatUpdate
 
 from . import sql_schema as schema
-from .sql_dialects import batches, insert_or_ignore
+from .sql_dialects import batches
 from .sql_transactions import Transaction
 
 __all__ = ["bases", "digests", "pages", "save"]
@@ -48,7 +48,9 @@ def save(tx: Transaction, updates: Iterable[StatUpdate]) -> None:
     """Apply updates."""
     for change in updates:
         number = _align(tx, change)
-        if change.replace:
+        if number is None:
+            number = _add(tx, change)
+        elif change.replace:
             tx.connection.execute(delete(_ROWS).where(_ROWS.c.sandbox_number == number))
         else:
             _drop(tx, number, change.dropped)
@@ -64,14 +66,23 @@ def save(tx: Transaction, updates: Iterable[StatUpdate]) -> None:
             )
 
 
-def _align(tx: Transaction, change: StatUpdate) -> int:
-    key = {"sandbox_id": change.sandbox_id, "root": change.root}
-    state = {"manifest": change.manifest, "redaction": change.redaction, "used_at": tx.now}
-    tx.connection.execute(insert_or_ignore(_SANDBOXES), [key | state])
-    number = _number(tx, change.sandbox_id, change.root)
-    assert number is not None
-    tx.connection.execute(update(_SANDBOXES).where(_SANDBOXES.c.number == number).values(state))
+def _align(tx: Transaction, change: StatUpdate) -> int | None:
+    """Align the change's sandbox and root with its manifest. Their number, None when there is none yet."""
+    here = (_SANDBOXES.c.sandbox_id == change.sandbox_id, _SANDBOXES.c.root == change.root)
+    aligning = update(_SANDBOXES).where(*here).values(_state(tx, change)).returning(_SANDBOXES.c.number)
+    number: int | None = tx.connection.execute(aligning).scalar_one_or_none()
     return number
+
+
+def _add(tx: Transaction, change: StatUpdate) -> int:
+    key = {"sandbox_id": change.sandbox_id, "root": change.root}
+    adding = _SANDBOXES.insert().values(key | _state(tx, change)).returning(_SANDBOXES.c.number)
+    number: int = tx.connection.execute(adding).scalar_one()
+    return number
+
+
+def _state(tx: Transaction, change: StatUpdate) -> dict[str, bytes | int]:
+    return {"manifest": change.manifest, "redaction": change.redaction, "used_at": tx.now}
 
 
 def _drop(tx: Transaction, number: int, page_ids: Sequence[bytes]) -> None:

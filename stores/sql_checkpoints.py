@@ -19,6 +19,7 @@ __all__ = [
     "append",
     "by_idempotency_key",
     "by_label",
+    "decode",
     "deleted_since_head",
     "enter",
     "find",
@@ -326,14 +327,15 @@ def _in_order(wanted: Select[bytes]) -> Select[bytes]:
 
 def _one(tx: Transaction, wanted: Select[bytes]) -> Checkpoint | None:
     record = tx.connection.scalar(wanted)
-    return None if record is None else _decode(record)
+    return None if record is None else decode(record)
 
 
 def _many(tx: Transaction, wanted: Select[bytes]) -> list[Checkpoint]:
-    return [_decode(record) for record in tx.connection.scalars(wanted)]
+    return [decode(record) for record in tx.connection.scalars(wanted)]
 
 
-def _decode(record: bytes) -> Checkpoint:
+def decode(record: bytes) -> Checkpoint:
+    """A checkpoint from its row. Raises `RepositoryError` `DAMAGED`."""
     try:
         return _decoder.decode(record)
     except (msgspec.MsgspecError, RecursionError) as error:

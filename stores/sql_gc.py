@@ -6,14 +6,13 @@ Time of condemnation and of deletion share the column `condemned_at`: each says 
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
 from sqlalchemy import ColumnElement, Row, Select, and_, delete, exists, or_, select, update
 
 from snapcore.errors import Code, RepositoryError
 from snapcore.maintenance import Maintenance, PackContents, Roots
-from snapcore.model import Checkpoint, PackState, PackWrite, split_ids
+from snapcore.model import PackState, PackWrite, split_ids
 
-from . import sql_packs
+from . import sql_checkpoints, sql_packs
 from . import sql_schema as schema
 from .sql_dialects import batches
 from .sql_transactions import Transaction
@@ -43,7 +42,6 @@ _SPARES = schema.spares
 _LEASES = schema.writer_leases
 _PINS = schema.pins
 _REPOSITORY = schema.repository
-_decoder: Final = msgspec.msgpack.Decoder(Checkpoint)
 
 
 def start(tx: Transaction) -> Maintenance:
@@ -65,19 +63,19 @@ def check(tx: Transaction, run: Maintenance) -> None:
 def roots(tx: Transaction) -> Roots:
     """The mark and all roots. The transaction sees one state."""
     mark = tx.connection.scalar(select(_REPOSITORY.c.commit_seq))
+    # first, as the clock stands when the state is taken: one that runs out while the rest is read may have been renewed since
+    pins = tx.connection.scalars(select(_PINS.c.roots).where(_PINS.c.expires_at > tx.now)).all()
     records: set[bytes] = set()
-    manifests: set[bytes] = set()
+    manifests: set[bytes] = {manifest for pinned in pins for manifest in split_ids(pinned)}
     chunks: set[bytes] = set()
     lists: set[bytes] = set()
     for record in tx.connection.execution_options(yield_per=256).scalars(select(schema.checkpoints.c.record)):
-        checkpoint = _decoder.decode(record)
+        checkpoint = sql_checkpoints.decode(record)
         records.add(checkpoint.record_id)
         manifests.update(root.manifest for root in checkpoint.roots)
         for ref in (checkpoint.conversation, *checkpoint.artifacts.values()):
             chunks.update(split_ids(ref.chunks))
             lists.update([ref.chunk_list] if ref.chunk_list else [])
-    for pinned in tx.connection.scalars(select(_PINS.c.roots).where(_PINS.c.expires_at > tx.now)):
-        manifests.update(split_ids(pinned))
     return Roots(mark or 0, tx.now, frozenset(records), frozenset(manifests), frozenset(chunks), frozenset(lists))
 
 

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine, event
 
 from snapcore.errors import Code, RepositoryError, SnapcoreError
 from snapcore.stores.sql import SqlCheckpointStore
 from snapcore.stores.sql_dialects import open_database
 from snapcore.stores.sql_migrate import upgrade
 from snapcore.stores.sql_schema import HEAD_REVISION
+from snapcore.testing.clock import ManualClock
 from snapcore.testing.entries import IDENTITY, acquire, append, digest, pack_of, start
 
 
@@ -36,6 +37,41 @@ async def store(path: Path) -> AsyncIterator[SqlCheckpointStore]:
 
 def code_of(error: pytest.ExceptionInfo[SnapcoreError]) -> Code:
     return error.value.code
+
+
+# ---- what gc reads
+
+
+async def test_a_pin_that_runs_out_while_the_checkpoints_are_read_is_a_root(path: Path) -> None:
+    """It may have been renewed since the state that is read."""
+    clock = ManualClock()
+    store = SqlCheckpointStore(f"sqlite:///{path}", clock=clock)
+    await store.initialize(IDENTITY)
+    await append(store, "thread", "first")
+    await store.pin([digest("pinned")], ("thread", "first"), ttl=60)
+
+    def take_long(*arguments: object) -> None:
+        if "FROM checkpoints" in str(arguments[2]):
+            clock.advance(61)
+
+    event.listen(Engine, "after_cursor_execute", take_long)
+    try:
+        roots = await store.roots()
+    finally:
+        event.remove(Engine, "after_cursor_execute", take_long)
+    assert roots.manifests == {digest("pinned"), digest("manifest-first")}
+    assert (await store.roots()).manifests == {digest("manifest-first")}
+    await store.close()
+
+
+async def test_a_checkpoint_whose_row_cannot_be_read_stops_gc_with_a_code(store: SqlCheckpointStore, path: Path) -> None:
+    await append(store, "thread", "first")
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE checkpoints SET record = x'00'")
+    database.close()
+    with pytest.raises(RepositoryError) as caught:
+        await store.roots()
+    assert code_of(caught) is Code.DAMAGED
 
 
 # ---- files

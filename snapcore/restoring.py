@@ -414,7 +414,8 @@ async def _abort(stage: Stage) -> None:
 
 @asynccontextmanager
 async def _pinned(engine: Engine, checkpoint: Checkpoint) -> AsyncIterator[None]:
-    """Hold the checkpoint's records against gc. With a read-only database there is no hold, and no gc that could be told."""
+    """Hold the checkpoint's records against gc. Who may only read the database has no hold: a gc then waits for its grace alone,
+    and what it has freed meanwhile ends the restore before the swap."""
     roots = [root.manifest for root in checkpoint.roots]
     try:
         pin: Pin | None = await finish(

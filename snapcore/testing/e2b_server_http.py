@@ -252,7 +252,7 @@ class _Handler(BaseHTTPRequestHandler):
         if name == "StreamInput":
             self._stream(iter([sandbox.processes.stream_input(self._framed())]), sandbox, strike)
         elif streamed:
-            request = next(self._framed())
+            request, *_ = self._framed()
             milliseconds = int(self._heads.get("connect-timeout-ms", 0))
             self._stream(self._events(name, request, user, sandbox, milliseconds / 1000 or None), sandbox, strike)
         else:

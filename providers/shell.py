@@ -11,6 +11,7 @@ from snapcore.protocols import ReadBlock, SandboxClock, ScanSelection, Stage
 from snapcore.sandboxes import Shell
 from snapcore.selection import FilePolicy
 
+from .shell_read import read_files
 from .shell_scan import ShellScan, ask_clock
 from .shell_scripts import Pruning
 from .shell_tools import Tools, find_tools
@@ -91,9 +92,13 @@ class ShellWorkspace:
             await scan.close()
 
     async def read(self, files: Sequence[FileStat]) -> AsyncIterator[Sequence[ReadBlock]]:
-        """See `Workspace.read`."""
-        raise ProviderError("Not yet.", code=Code.NOT_CAPABLE)
-        yield []
+        """See `Workspace.read`. One call, and a second one for what changes while it is read."""
+        if not files:
+            return
+        tools = await self._found_tools()
+        async with contextlib.aclosing(read_files(self._shell, self._root, tools, files)) as batches:
+            async for batch in batches:
+                yield batch
 
     @contextlib.asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:

@@ -11,7 +11,7 @@ from .folders import STAGE_NAME
 from .shell_records import MARKED, PLAIN, UNREADABLE, PrintfRecords, Records, StatRecords
 from .shell_tools import ENVIRONMENT, PROBE, Tools, quoted
 
-__all__ = ["Pruning", "clock_script", "header_script", "look_script", "tree_script"]
+__all__ = ["Pruning", "clock_script", "filled", "header_script", "look_script", "tree_script"]
 
 STAT_BATCH: Final = 500  # names that one run of `stat` is given
 
@@ -28,7 +28,7 @@ esac
 _HEADER: Final = r"""
 printf '\0'
 root=@ROOT@
-leave() { printf '%s\0@TOKEN@\0' "$1"; exit 0; }
+leave() { printf '%s\0%s\0' "$1" @TOKEN@; exit 0; }
 if [ ! -d "$root" ]; then
     if [ -e "$root" ] || [ -h "$root" ]; then leave other; else leave missing; fi
 fi
@@ -133,7 +133,7 @@ def header_script(root: bytes, token: str, tools: Tools | None) -> str:
     """Prints what the tools are (nothing, when they are known), the state of the root, where it really is, the time, and whether
     a stage is there, each ended by a NUL; goes into the root, or ends with the token when that cannot be."""
     begin = PROBE if tools is None else _known(tools)
-    return begin + _filled(_HEADER, ROOT=quoted(root), TOKEN=token, STAGE=STAGE_NAME.decode(), CLOCK=_CLOCK)
+    return begin + filled(_HEADER, ROOT=quoted(root), TOKEN=token, STAGE=STAGE_NAME.decode(), CLOCK=_CLOCK)
 
 
 def clock_script(tools: Tools) -> str:
@@ -156,7 +156,7 @@ def tree_script(pruning: Pruning, token: str) -> str:
     by_printf, by_stat = PrintfRecords(token), StatRecords(token)
     cross = pruning.cross_mounts
     common = {"STAGE": _STAGE_TEST, "NAMES": pruning.names_test(), "MARKED": pruning.marked_test()}
-    first = _filled(
+    first = filled(
         _BY_PRINTF,
         XDEV="" if cross else "-xdev",
         PLAIN=by_printf.action(PLAIN),
@@ -165,8 +165,8 @@ def tree_script(pruning: Pruning, token: str) -> str:
         END=by_printf.end_command("$? 0"),
         **common,
     )
-    inner = _filled(_INNER, STAT=by_stat.stat_command(), UNREADABLE=by_stat.unreadable_command("$name"))
-    second = _filled(
+    inner = filled(_INNER, STAT=by_stat.stat_command(), UNREADABLE=by_stat.unreadable_command("$name"))
+    second = filled(
         _BY_STAT,
         XDEV="" if cross else "${xdev}",
         BATCH=str(STAT_BATCH),
@@ -174,10 +174,10 @@ def tree_script(pruning: Pruning, token: str) -> str:
         END=by_stat.end_command("$1 $2"),
         **common,
     )
-    mounts = _filled(_MOUNTS, TOKEN=token) + ("set --\n" if cross else "") + 'if [ "$listed" ]; then xdev=; else xdev=-xdev; fi\n'
+    mounts = filled(_MOUNTS, TOKEN=token) + ("set --\n" if cross else "") + 'if [ "$listed" ]; then xdev=; else xdev=-xdev; fi\n'
     return f"{mounts}case $find in\nprintf)\n{first};;\nprint0)\n{second};;\nesac\n"
 
 
-def _filled(script: str, **values: str) -> str:
+def filled(script: str, **values: str) -> str:
     """The script with each `@NAME@` replaced, and none in what replaces it."""
     return re.sub(r"@([A-Z_]+)@", lambda name: values[name[1]], script)

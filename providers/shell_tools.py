@@ -63,6 +63,10 @@ case $(tar --version 2>/dev/null) in
 *) tar= ;;
 esac
 is tar "$tar"
+if tar -c -f - -C / dev/null >/dev/null 2>&1; then archives=1; else archives=; fi
+is archives "$archives"
+case $(printf ab | head -c 1 2>/dev/null) in a) head=1 ;; *) head= ;; esac
+is head "$head"
 if touch -c -d @1.5 /.no/such 2>/dev/null; then touch=ns
 elif touch -c -d @2 /.no/such 2>/dev/null; then touch=seconds
 else touch=; fi
@@ -93,6 +97,8 @@ class Tools(msgspec.Struct, frozen=True):
     xargs: bool = False
     stat: str = ""
     tar: str = ""
+    archives: bool = False
+    head: bool = False
     date: str = ""
     touch: str = ""
 
@@ -117,6 +123,8 @@ _NEEDED: Final = {
     "xargs": "`xargs` with -0",
     "stat": "`stat` with -c",
     "tar": "`tar`",
+    "archives": "`tar` with -c",
+    "head": "`head` with -c",
 }
 
 

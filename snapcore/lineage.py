@@ -79,8 +79,9 @@ class Lineage:
             if not settled:
                 chosen = [c for c in siblings if _key(c) in whole][-1:]
             entered += chosen
+            chosen_ids = {c.id for c in chosen}
             for c in siblings:
-                if c not in chosen:
+                if c.id not in chosen_ids:
                     (uncommitted if settled or chosen else incomplete).append(c)
         return Verdict(_sorted(entered), _sorted(uncommitted), _sorted(incomplete))
 

@@ -8,7 +8,6 @@ counts and is written last. Until then a blob beside it tells whoever comes next
 import contextlib
 import os
 import secrets
-import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
@@ -242,11 +241,8 @@ async def _write_config(place: _Place, run: Maintenance, config: RepositoryConfi
 
 @contextlib.asynccontextmanager
 async def _scratch() -> AsyncIterator[CheckpointStore]:
-    with tempfile.TemporaryDirectory(prefix="snapcore-repair-") as folder:
-        store: CheckpointStore = open_database(
-            "sqlite:///" + os.path.join(folder, "found.db").replace("%", "%25").replace("?", "%3F")
-        )
-        try:
-            yield store
-        finally:
-            await finish(store.close())
+    store: CheckpointStore = open_database("sqlite:///:temporary:")  # nothing is synced: it is of no use afterwards
+    try:
+        yield store
+    finally:
+        await finish(store.close())

@@ -41,13 +41,16 @@ class Repacker:
         has referred to them since the mark."""
         moved: set[str] = set()
         group: list[_Source] = []
+        size = records = 0
         for pack_id in pack_ids:
             source = await self._read(pack_id)
             if source is None:
                 continue
-            if group and not _fits([*group, source]):
+            size += source.size
+            records += len(source.records)
+            if group and (size > TARGET_PACK_BYTES or records > TARGET_PACK_RECORDS):
                 moved |= await self._write(group)
-                group = []
+                group, size, records = [], source.size, len(source.records)
             group.append(source)
         if group:
             moved |= await self._write(group)
@@ -75,13 +78,6 @@ class Repacker:
         self.bytes_written += len(data)
         pack = PackWrite(pack_id, len(data), tuple(builder.records))
         return set(await self._store.move_records(self._run, self._mark, pack, [source.pack_id for source in group]))
-
-
-def _fits(group: Sequence[_Source]) -> bool:
-    return (
-        sum(source.size for source in group) <= TARGET_PACK_BYTES
-        and sum(len(source.records) for source in group) <= TARGET_PACK_RECORDS
-    )
 
 
 def _build(builder: PackBuilder, group: Sequence[_Source]) -> bytes:

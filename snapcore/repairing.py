@@ -1,6 +1,6 @@
 """Repair: does what a survey of the repository asks for, and looks again until there is nothing left to do."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +20,7 @@ from .repairplan import RepairAction, RepairPlan, Scratch, Step, survey
 __all__ = ["RepairReport", "Repairer"]
 
 OF_THE_WHOLE: Final = (Step.CREATE_DATABASE, Step.RENAME_DATABASE, Step.WRITE_CONFIG)  # what is done around all this
+CHECKPOINTS_AT_ONCE: Final = 256
 ROUNDS: Final = 8  # what one round brings back may lead to what the next one finds
 
 
@@ -75,18 +76,20 @@ class Repairer:
             todo = [action for action in plan.actions if action.step not in OF_THE_WHOLE]
             if not todo:
                 break
-            for action in todo:
+            for some in _together(todo):
                 try:
-                    await self._do(action)
+                    await self._do(some)
                 except CheckpointConflictError:
                     continue  # somebody has got hold of the pack since the survey: the next one sees how it stands
-                report.done.append(action)
+                report.done += some
         return report
 
-    async def _do(self, action: RepairAction) -> None:
+    async def _do(self, actions: Sequence[RepairAction]) -> None:
+        """One action, or several that enter checkpoints."""
+        action = actions[0]
         match action.step:
             case Step.ENTER_CHECKPOINTS:
-                await self._store.adopt_checkpoints(self._run, action.checkpoints)
+                await self._store.adopt_checkpoints(self._run, [c for one in actions for c in one.checkpoints])
             case Step.LOSE_PACK:
                 await self._store.lose_packs(self._run, [action.subject])
             case Step.DROP_ROWS:
@@ -135,6 +138,19 @@ class Repairer:
         await self._put(builder)
         for c, record in zip(checkpoints, records, strict=True):
             await self._store.replace_record(self._run, c.thread_id, c.id, c.record_id, record.id)
+
+
+def _together(actions: Sequence[RepairAction]) -> Iterator[list[RepairAction]]:
+    """Actions that one transaction does: those that enter checkpoints, whole threads of some hundred in all."""
+    some: list[RepairAction] = []
+    for action in actions:
+        mixed = action.step != Step.ENTER_CHECKPOINTS or (some and some[0].step != action.step)
+        if some and (mixed or sum(len(one.checkpoints) for one in some) >= CHECKPOINTS_AT_ONCE):
+            yield some
+            some = []
+        some.append(action)
+    if some:
+        yield some
 
 
 def _note(report: RepairReport, plan: RepairPlan) -> None:

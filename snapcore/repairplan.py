@@ -304,7 +304,8 @@ class _Survey:
             after = found[-1].number
 
     async def _compare(self, pack: PackContents, *, suspect: bool) -> None:
-        """Compare the rows that lead to a pack with its footer; one that is suspect is read whole."""
+        """Compare the rows that lead to a pack with its footer; one that is suspect, or whose footer says otherwise, is read
+        whole: the footer alone may be what is damaged."""
         try:
             listed = None if suspect else (await read_tail(self._engine, pack.pack_id, pack.size))[0]
         except SnapshotError as error:
@@ -313,7 +314,7 @@ class _Survey:
             if error.code != Code.INVALID_BLOB:
                 raise
             listed = None
-        if listed is None:
+        if listed is None or rows_without(pack.records, listed):
             scan = await self._scan_whole(pack.pack_id)
             if scan is None:
                 return

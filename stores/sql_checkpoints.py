@@ -1,6 +1,6 @@
 """Threads and their checkpoints, as functions on a running transaction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +12,7 @@ from snapcore.protocols import Commit
 
 from . import sql_leases, sql_packs, sql_stats
 from . import sql_schema as schema
-from .sql_dialects import batches, insert_or_ignore
+from .sql_dialects import batches, insert_or_ignore, insert_rows
 from .sql_transactions import Transaction
 
 __all__ = [
@@ -184,14 +184,19 @@ def remove(tx: Transaction, lease: WriterLease, checkpoint_ids: Sequence[str]) -
     return removed
 
 
-def enter(tx: Transaction, checkpoint: Checkpoint) -> bool:
-    """Enter a checkpoint as it is, unless its id or its idempotency key is taken; nothing is known of its records. Returns
-    whether it was entered."""
-    if _one(tx, select(_ROWS.c.record).where(_ROWS.c.id == checkpoint.id)) is not None:
-        return False
-    tx.connection.execute(insert_or_ignore(_ROWS), [_columns(checkpoint, 0)])
-    tx.connection.execute(insert_or_ignore(_THREADS), [{"thread_id": checkpoint.thread_id}])
-    return get(tx, checkpoint.thread_id, checkpoint.id) is not None
+def enter(tx: Transaction, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Enter checkpoints as they are, but for those whose id or idempotency key is taken, by an earlier one of them too; nothing
+    is known of their records. Returns those entered."""
+    firsts: dict[str, Checkpoint] = {}
+    for c in checkpoints:
+        firsts.setdefault(c.id, c)
+    taken = _taken(tx, firsts)
+    new = [c for c in firsts.values() if c.id not in taken]
+    insert_rows(tx.connection, _ROWS, [tuple(_columns(c, 0).values()) for c in new])
+    there = _taken(tx, [c.id for c in new])
+    entered = [c for c in new if c.id in there]
+    insert_rows(tx.connection, _THREADS, [(thread_id, None) for thread_id in sorted({c.thread_id for c in entered})])
+    return entered
 
 
 def replace_record(tx: Transaction, thread_id: str, checkpoint_id: str, was: bytes, record_id: bytes) -> bool:
@@ -260,6 +265,10 @@ def _add(
     if release:
         sql_leases.remove(tx, lease)
     return _copy(checkpoint)
+
+
+def _taken(tx: Transaction, ids: Collection[str]) -> set[str]:
+    return {i for some in batches(ids) for i in tx.connection.scalars(select(_ROWS.c.id).where(_ROWS.c.id.in_(some)))}
 
 
 def _is_repeat(stored: Checkpoint, checkpoint: Checkpoint) -> bool:

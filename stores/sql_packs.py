@@ -84,7 +84,8 @@ def numbers_of(tx: Transaction, pack_ids: Collection[str]) -> list[int]:
 def point_rows(tx: Transaction, number: int, records: Sequence[PackRecord], only_from: Collection[int]) -> int:
     """Make those of the records' rows that lead to the packs `only_from` lead to pack `number`. Returns how many."""
     copies = {record.id: record for record in records}
-    moved = [row.id for row in _rows_of(tx, copies) if row.pack_number in set(only_from)]
+    sources = set(only_from)
+    moved = [row.id for row in _rows_of(tx, copies) if row.pack_number in sources]
     if moved:
         tx.connection.execute(delete(_CHUNKS).where(_CHUNKS.c.id.in_(select(wanted_ids(moved).c.id))))
         insert_rows(tx.connection, _CHUNKS, [(i, number, *_place(copies[i])) for i in sorted(moved)])

@@ -125,19 +125,16 @@ def replace_record(tx: Transaction, run: Maintenance, thread_id: str, checkpoint
 def adopt_checkpoints(tx: Transaction, run: Maintenance, checkpoints: Sequence[Checkpoint]) -> list[str]:
     """Enter checkpoints whose ids are not taken, and make each thread's newest its head."""
     sql_gc.check(tx, run)
-    entered = [c.id for c in checkpoints if sql_checkpoints.enter(tx, c)]
+    entered = sql_checkpoints.enter(tx, checkpoints)
     for thread_id in sorted({c.thread_id for c in checkpoints}):
         sql_checkpoints.set_newest_head(tx, thread_id)
-    return entered
+    return [c.id for c in entered]
 
 
 def mend_heads(tx: Transaction, run: Maintenance) -> list[str]:
     """Make the newest checkpoint of each thread its head where that is not so."""
     sql_gc.check(tx, run)
-    threads = tx.connection.scalars(
-        select(schema.checkpoints.c.thread_id).union(select(schema.threads.c.thread_id)).order_by("thread_id")
-    ).all()
-    return [thread_id for thread_id in threads if sql_checkpoints.set_newest_head(tx, thread_id)]
+    return [thread_id for thread_id in astray_heads(tx) if sql_checkpoints.set_newest_head(tx, thread_id)]
 
 
 def rename_database(tx: Transaction, run: Maintenance, database_id: str) -> None:

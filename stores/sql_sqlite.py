@@ -1,4 +1,4 @@
-"""SQLite: in a file, or in memory."""
+"""SQLite: in a file, in memory, or in a file that is thrown away."""
 
 import errno
 import os
@@ -17,6 +17,8 @@ from snapcore.errors import Code, RepositoryError
 from .sql_database import CONNECTIONS, Database, begin_mode
 
 __all__ = ["SqliteDatabase", "insert_rows"]
+
+TEMPORARY: Final = ":temporary:"  # what SQLite keeps in memory, and what is too much for that in a file that nobody else sees
 
 _CODES: Final = {
     sqlite3.SQLITE_BUSY: (Code.STORE_UNAVAILABLE, "is locked by another process", True),
@@ -43,14 +45,16 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, 
 
 
 class SqliteDatabase(Database):
-    """A SQLite file, or a database in memory that lives as long as this object."""
+    """A SQLite file, or a database that lives as long as this object: in memory (`sqlite://`), or in memory as far as there is
+    room in its cache (`sqlite:///:temporary:`)."""
 
     def __init__(self, url: URL, *, busy_timeout: float) -> None:
         super().__init__()
         # without options, any of which may be a credential
         self.url = URL.create(url.drivername, database=url.database).render_as_string()
         self.patience = busy_timeout
-        self.path = None if url.database in (None, "", ":memory:") else os.path.abspath(str(url.database))
+        self.path = None if url.database in (None, "", ":memory:", TEMPORARY) else os.path.abspath(str(url.database))
+        self._pathless = "" if url.database == TEMPORARY else ":memory:"
 
     @property
     def shared_by_threads(self) -> bool:
@@ -136,7 +140,7 @@ class SqliteDatabase(Database):
         return not os.access(os.path.dirname(self.path), os.W_OK) and not os.path.exists(self.path + "-wal")
 
     def _open(self) -> sqlite3.Connection:
-        target = ":memory:"
+        target = self._pathless
         if self.path is not None:
             target = f"file:{quote(self.path)}?" + ("mode=ro&immutable=1" if self._immutable() else "mode=rw")
         connection = sqlite3.connect(target, uri=True, timeout=self.patience, isolation_level=None, check_same_thread=False)

@@ -184,13 +184,14 @@ class MaintenanceTests:
         roots = await store.roots()
         assert roots.records == {digest("record-a")}
         assert roots.manifests == {digest("manifest-a")}
-        assert (roots.chunks, roots.chunk_lists) == ({digest("c1"), digest("c2")}, {digest("list")})
+        assert sorted(roots.chunks) == sorted([digest("c1"), digest("c2")])
+        assert roots.chunk_lists == {digest("list")}
         assert roots.now == clock()
         await store.pin([digest("manifest-a")], ("t", "a"), ttl=60)
         lease, _ = await acquire(store, "t")
         await store.delete(lease, ["a"])
         left = await store.roots()
-        assert (left.records, left.chunks, left.chunk_lists) == (frozenset(), frozenset(), frozenset())
+        assert not (left.records | left.chunks | left.chunk_lists)
         assert left.manifests == {digest("manifest-a")}
         assert left.mark > roots.mark
         clock.advance(61)

@@ -19,6 +19,7 @@ import snapcore
 from snapcore.testing import StrictS3Server
 
 PROCESSES = 8
+TURNS = 5
 PREAMBLE = """
 import asyncio, contextlib, json, os, sys, time
 if skew := float(os.environ.get("TEST_CLOCK_SKEW", 0)):
@@ -135,7 +136,7 @@ async def test_a_thousand_threads_from_eight_processes_never_get_in_each_others_
 
 CAPTURE_ONE_THREAD = """
 made, refused = [], 0
-for number in range(10):
+for number in range(int(arguments[2])):
     try:
         checkpoint = await repo.capture(f"{folder}/{arguments[0]}", thread_id="one", wait=float(arguments[1]))
         made.append(checkpoint.id)
@@ -152,11 +153,11 @@ async def test_processes_on_one_thread_take_turns_and_lose_nothing(place: Place,
         make_tree(place.folder, name)
     async with place.open():
         pass
-    processes = [place.launch(CAPTURE_ONE_THREAD, name, wait) for name in names]
+    processes = [place.launch(CAPTURE_ONE_THREAD, name, wait, TURNS) for name in names]
     answers = [json.loads(answer_of(process)) for process in processes]
     made = {checkpoint_id for ids, _ in answers for checkpoint_id in ids}
     refused = sum(count for _, count in answers)
-    assert len(made) + refused == 10 * PROCESSES
+    assert len(made) + refused == TURNS * PROCESSES
     assert not wait or refused == 0
     async with place.open() as repo:
         checkpoints = await repo.list("one")

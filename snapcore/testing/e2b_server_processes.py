@@ -23,7 +23,7 @@ _TICK: Final = 0.05  # seconds between looks at what a stream's sandbox and clie
 _SIGNALS: Final = {"SIGNAL_SIGKILL": signal.SIGKILL, "SIGNAL_SIGTERM": signal.SIGTERM}
 
 
-_ENDINGS: Final = {signal.SIGKILL: "killed", signal.SIGTERM: "terminated"}
+_ENDINGS: Final[dict[int, str]] = {signal.SIGKILL: "killed", signal.SIGTERM: "terminated"}
 
 
 class RpcError(Exception):

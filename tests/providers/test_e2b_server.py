@@ -168,7 +168,7 @@ async def test_folders_are_listed_moved_and_removed(sandbox: AsyncSandbox) -> No
 async def test_folders_are_watched(sandbox: AsyncSandbox) -> None:
     await sandbox.files.make_dir("seen/deep")
     events: list[tuple[str, str]] = []
-    watch = await sandbox.files.watch_dir(
+    watch: Any = await sandbox.files.watch_dir(
         "seen", on_event=lambda event: events.append((event.type.value, event.name)), recursive=True, timeout=0
     )
     await sandbox.commands.run("echo x > seen/deep/file")

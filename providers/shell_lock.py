@@ -4,6 +4,8 @@
         owner           JSON of an `Owner`; its mtime, by the sandbox's clock, is a heartbeat for other hosts
         run             the script that works here now: pid, start, boot, host name; two never do
         new/            what is staged
+        trash/          empty: for a local restore that finishes this one
+        meta/           other names of files whose mode or time is being set
         journal         the steps, once sealed, in the format of a local restore (`journal.part` before)
         removed         there once everything that goes had gone
         opened          modes of folders that were made writable for the time being
@@ -65,7 +67,7 @@ fi
 in_stage
 fill() {
     [ -z "$m" ] || printf '%s \0' "$m" >./opened
-    printf '%s' "$owner" >./owner && mkdir ./new ./meta
+    printf '%s' "$owner" >./owner && mkdir ./new ./trash ./meta
 }
 if ! said=$(fill 2>&1); then
     dismantle "$was"
@@ -100,11 +102,8 @@ else
     m=$(stat -c %Y .) || m=$(date +%s)
 fi
 me
-left=
-[ ! -f ./run ] || [ -L ./run ] || { read -r left <./run; } 2>/dev/null
-set -- $left
 running=
-[ $# -lt 4 ] || ! alive "$@" || running=running
+! worked_in || running=running
 sealed=
 [ ! -f ./journal ] || sealed=sealed
 printf 'there\n%s\0%s\0%s\0%s\0%s\n%s\n' "${root:-/}" "$(($(date +%s) - m))" "$running" "$sealed" "$o" "$end"
@@ -117,7 +116,13 @@ o=
 [ ! -f ./owner ] || [ -L ./owner ] || { IFS= read -r o <./owner; } 2>/dev/null
 [ "$o" = "$judged" ] || say lost
 mark
-printf '%s' "$owner" 2>/dev/null >./owner.new && mv -f ./owner.new ./owner || say fail "$(printf x 2>&1 >./owner.new)"
+sign() {
+    printf '%s' "$owner" >./owner.new && mv -f ./owner.new ./owner
+}
+if ! said=$(sign 2>&1); then
+    [ -f ./journal ] || rm -rf ./new # the disk may be full of it
+    said=$(sign 2>&1) || say fail "$said"
+fi
 x=
 [ ! -f ./journal ] || [ -L ./journal ] || x=sealed
 [ ! -f ./removed ] || x=$x-removed
@@ -165,7 +170,8 @@ class Found(msgspec.Struct, frozen=True):
         if owner.released or is_gone(owner):
             return False
         here = current_holder()
-        if (owner.host, owner.pid, owner.boot_id, owner.started) == (here.host, here.pid, here.boot_id, here.started):
+        mine = (owner.host, owner.pid, owner.boot_id, owner.started) == (here.host, here.pid, here.boot_id, here.started)
+        if mine and _KERNEL.encode() in self.owner:
             return owner.token in _held
         return self.age < DEAD_SECONDS
 

@@ -82,16 +82,26 @@ me() { # what tells this script from every other
     mine="$$ ${began:--} $boot $host"
 }
 
-mark() { # one script at a time works in the stage, which is the current folder
-    me
-    if ! (set -C && printf '%s\n' "$mine" >./run) 2>/dev/null; then
-        left=
-        { read -r left <./run; } 2>/dev/null
-        set -- $left
-        [ $# -lt 4 ] || ! alive "$@" || say busy
-        rm -f ./run
-        (set -C && printf '%s\n' "$mine" >./run) 2>/dev/null || say fail "$(printf x 2>&1 >./run)"
+worked_in() { # whether a script works in the stage, which is the current folder
+    [ -f ./run ] && [ ! -L ./run ] || return 1
+    left=
+    { read -r left <./run; } 2>/dev/null
+    set -- $left
+    if [ $# -lt 4 ]; then # it is just being written, or was when its script died, or could not be
+        m=$(stat -c %Y ./run) && [ $(($(date +%s) - m)) -lt 10 ]
+    else
+        alive "$@"
     fi
+}
+
+mark() { # one script at a time works in the stage
+    me
+    if ! (set -C && : >./run) 2>/dev/null; then
+        ! worked_in || say busy
+        rm -f ./run
+        (set -C && : >./run) 2>/dev/null || say fail "$( (set -C && : >./run) 2>&1)"
+    fi
+    printf '%s\n' "$mine" 2>/dev/null >./run # on a full disk it stays empty
     held=1
 }
 
@@ -138,7 +148,7 @@ set_time() { # of the current folder
 dismantle() { # remove the stage, the journal first and the owner last; the root keeps its time, or gets the one given
     cd -P "$root/.snapcore-stage" 2>/dev/null && is_at "$root/.snapcore-stage" && [ -O . ] || return 1
     new=$1
-    set -- ./journal ./journal.part ./removed ./new ./meta ./opened
+    set -- ./journal ./journal.part ./removed ./new ./trash ./meta ./opened
     rm -rf "$@" 2>/dev/null || { chmod -R u+rwx ./new 2>/dev/null; rm -rf "$@"; } || return 1
     set +f
     for x in ./* ./.[!.]*; do

@@ -74,7 +74,8 @@ class Batch:
         held = 0
         for part in (*self.parts, END):
             if isinstance(part, tuple):
-                yield b"".join(waiting)
+                if held:
+                    yield b"".join(waiting)
                 waiting, held = [], 0
                 offset, left = part
                 while left:

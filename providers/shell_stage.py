@@ -67,14 +67,21 @@ take() {
     return $r
 }
 command -v tar >/dev/null || say fail 'tar: not found'
-printf 'filled\n'
 r=0
 if command -v sha256sum >/dev/null && command -v tee >/dev/null && mkfifo "$k/pipe$$" 2>/dev/null; then
-    sha256sum <"$k/pipe$$" &
-    said=$( { tee "$k/pipe$$" | take; } 2>&1 >/dev/null) || r=$?
-    [ $r = 0 ] || kill $! 2>/dev/null
-    wait
+    said=$(
+        sha256sum <"$k/pipe$$" &
+        { tee "$k/pipe$$" | take; } 2>&1 >/dev/null
+        r=$?
+        [ $r = 0 ] || kill $! 2>/dev/null
+        wait
+        exit $r
+    ) || r=$?
     rm -f "$k/pipe$$"
+    case $r$said in
+    0*"$digest  -"*) ;;
+    0*) r=1 said='what was sent arrived changed' ;;
+    esac
 else
     said=$(take 2>&1 >/dev/null) || r=$?
 fi
@@ -91,13 +98,11 @@ if [ $r = 0 ] && [ -n "$seal" ]; then
     said=$(mv -f ./journal.part ./journal 2>&1) || r=$?
     synced .
 fi
-rm -f "$k/run"
-if [ $r = 0 ]; then
-    printf '\n%s\n' "$end"
-else
-    printf 'fail\n%s\n%s\n' "$said" "$end"
+if [ $r != 0 ]; then
+    [ -f "$k/journal" ] || rm -rf "$k/new" 2>/dev/null # nothing comes of it, and the disk may be full
+    say fail "$said"
 fi
-exit 0
+say filled
 """
 
 _UNSEAL: Final = '[ ! -f "$k/journal" ] || { mv -f "$k/journal" "$k/journal.part" && synced "$k/."; }'
@@ -311,30 +316,29 @@ class ShellStage:
         self._spoiled = False
 
     async def _send(self, batch: Batch, seal: str) -> None:
-        digest = hashlib.sha256()
-
-        def stream() -> AsyncIterator[bytes]:
-            nonlocal digest
-            digest = hashlib.sha256()
-            return self._stream(batch, digest)
-
         owners = "-o"
         if self._waiting.owners:
             owners = "--same-owner" if self._tools.tar == "gnu" else ""
-        names = {"base": quoted(batch.base), "owners": quoted(owners.encode()), "seal": seal}
-        word, data = await self._lock.ask(_FILL, stream, names=names, patience=MAX_RUNNING if seal else STALL_SECONDS)
+        names = {
+            "base": quoted(batch.base),
+            "owners": quoted(owners.encode()),
+            "digest": await in_thread(self._digest, batch),
+            "seal": seal,
+        }
+        patience = MAX_RUNNING if seal else STALL_SECONDS
+        word, data = await self._lock.ask(_FILL, lambda: self._stream(batch), names=names, patience=patience)
         if word != "filled":
             raise failure("The restore cannot be staged", data)
-        said, failed, why = data.partition(b"fail\n")
-        if failed:
-            raise failure("The restore cannot be staged", why)
-        if said.strip() and said.split()[0] != digest.hexdigest().encode():
-            raise broken("what was sent to it arrived changed")
 
-    async def _stream(self, batch: Batch, digest: "hashlib._Hash") -> AsyncIterator[bytes]:
+    def _digest(self, batch: Batch) -> str:
+        digest = hashlib.sha256()
+        for piece in batch.pieces(self._spool):
+            digest.update(piece)
+        return digest.hexdigest()
+
+    async def _stream(self, batch: Batch) -> AsyncIterator[bytes]:
         pieces = batch.pieces(self._spool)
         while piece := await in_thread(next, pieces, b""):
-            await in_thread(digest.update, piece)
             yield piece
 
     async def _seal(self, durable: bool) -> None:

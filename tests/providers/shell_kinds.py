@@ -24,6 +24,8 @@ __all__ = ["KINDS", "StagedWorkspace", "make_shell", "tool_folder"]
 
 KINDS = ("gnu", "bash", "busybox")
 
+_known: dict[str, Tools] = {}  # by the id of the shell
+
 
 def tool_folder(kind: str) -> Path:
     """A folder, made once, in which `sh` and the tools of this kind are; anybody may enter it."""
@@ -53,7 +55,7 @@ def make_shell(kind: str, prefix: Sequence[str] = (), first: Path | None = None)
         path += ":/usr/bin:/bin:/usr/sbin:/sbin"
     if first is not None:
         path = f"{first}:{path}"
-    return CommandShell([*prefix, "/usr/bin/env", "-i", f"PATH={path}"], f"test:{kind}")
+    return CommandShell([*prefix, "/usr/bin/env", "-i", f"PATH={path}"], f"test:{kind}{prefix}")
 
 
 class StagedWorkspace(DirectWorkspace):
@@ -86,5 +88,7 @@ class StagedWorkspace(DirectWorkspace):
 
     async def _found(self) -> Tools:
         if self._tools is None:
-            self._tools = await find_tools(self._shell, self.root)
+            kind = self._shell.sandbox_id
+            self._tools = _known.get(kind) or await find_tools(self._shell, self.root)
+            _known[kind] = self._tools
         return self._tools

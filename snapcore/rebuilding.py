@@ -6,6 +6,7 @@ counts and is written last. Until then a blob beside it tells whoever comes next
 """
 
 import contextlib
+import dataclasses
 import os
 import secrets
 from collections.abc import AsyncIterator
@@ -160,10 +161,7 @@ async def _opened(url: str, database: str | None) -> AsyncIterator[_Place]:
         store: CheckpointStore = open_database(database or inner_database(url) or new_own_database(config.repository_id))
         engine = Engine(blobs, store, config)
         try:
-            rebuilding, renaming = [await read_config(blobs, key) for key in (REBUILDING_KEY, RENAMING_KEY)]
-            place = _Place(engine, await store.identity(), rebuilding, renaming)
-            _check_identity(place)
-            yield place
+            yield await _look(engine)
         finally:
             engine.workers.shutdown(wait=False, cancel_futures=True)
             await finish(store.close())
@@ -171,22 +169,41 @@ async def _opened(url: str, database: str | None) -> AsyncIterator[_Place]:
         await finish(blobs.close())
 
 
-def _check_identity(place: _Place) -> None:
+async def _look(engine: Engine) -> _Place:
+    """Which database it is. What is read one after the other may be of before and after another repair's last steps: what does
+    not fit together is believed when it is read twice."""
+    place = await _read_place(engine)
+    while (error := _wrong_database(place)) is not None:
+        again = await _read_place(engine)
+        if again == place:
+            raise error
+        place = again
+    return place
+
+
+async def _read_place(engine: Engine) -> _Place:
+    identity = await engine.checkpoints.identity()
+    rebuilding, renaming, config = [await read_config(engine.blobs, key) for key in (REBUILDING_KEY, RENAMING_KEY, CONFIG_KEY)]
+    return _Place(dataclasses.replace(engine, config=config or engine.config), identity, rebuilding, renaming)
+
+
+def _wrong_database(place: _Place) -> RepositoryError | None:
     identity = place.identity
     if identity is None or identity == place.config.identity or place.is_renamed:
-        return
+        return None
     if identity.repository_id != place.config.repository_id:
-        raise RepositoryError(
+        return RepositoryError(
             "The database belongs to another repository: it is neither changed nor used.",
             code=Code.WRONG_DATABASE,
             hint="Give the right --database; if that one is lost, the URL of a new one.",
         )
     if place.rebuilding is None:
-        raise RepositoryError(
+        return RepositoryError(
             "The database was replaced by a rebuilt one: it is neither changed nor used.",
             code=Code.WRONG_DATABASE,
             hint="Give the --database that counts now; if that one is lost, the URL of a new one.",
         )
+    return None
 
 
 async def _without_config(blobs: BlobStore, url: str) -> RepositoryError:

@@ -8,7 +8,14 @@ from types import TracebackType
 from typing import Final, Self
 
 from .engine import Engine, finish, stop
-from .errors import CheckpointWriterConflictError, CheckpointWriterLostError, RepositoryError, SnapcoreError
+from .errors import (
+    CheckpointWriterConflictError,
+    CheckpointWriterLostError,
+    Code,
+    RepositoryError,
+    SnapcoreError,
+    SnapshotError,
+)
 from .hosts import current_holder
 from .model import WriterLease
 from .protocols import Grant
@@ -26,7 +33,7 @@ class WriterHold:
     """Takes the lease on entry, renews it in the background, gives it up on exit unless the commit did.
 
     `wait` seconds bound the time spent waiting for another writer; None does not wait. Losing the lease shows at `check`
-    and, for certain, in the commit.
+    and, for certain, in the commit. Raises `SnapshotError` `INVALID_REQUEST` for a `wait` that makes no sense.
     """
 
     def __init__(
@@ -40,6 +47,8 @@ class WriterHold:
         sandbox_id: str | None = None,
         roots: Sequence[str] = (),
     ) -> None:
+        if wait is not None and not wait >= 0:  # NaN is not, either
+            raise SnapshotError("wait is a number of seconds that is not negative.", code=Code.INVALID_REQUEST)
         self._store = engine.checkpoints
         self._unreleased = engine.unreleased
         self._thread_id = thread_id

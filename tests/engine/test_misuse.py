@@ -1,5 +1,6 @@
 """What users do by mistake: refused by a typed error before anything is changed."""
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable
@@ -110,3 +111,12 @@ async def test_a_current_folder_that_is_gone_is_told(
         await memory_repo.capture(".", thread_id="t")
     monkeypatch.chdir(tmp_path)
     assert caught.value.code == Code.MISSING_WORKSPACE
+
+
+@pytest.mark.parametrize("wait", [float("nan"), -1.0])
+async def test_a_wait_that_makes_no_sense_does_not_begin(memory_repo: Repository, make: Make, wait: float) -> None:
+    await memory_repo.capture(make({"a": "x"}), thread_id="t")
+    async with asyncio.timeout(60):  # one that is not a number would never end
+        with pytest.raises(SnapshotError) as caught:
+            await memory_repo.forget("t", keep_last=1, wait=wait)
+    assert caught.value.code == Code.INVALID_REQUEST

@@ -33,7 +33,7 @@ GROUP_BYTES: Final = 4 << 20
 GROUP_NAMES: Final = 60 << 10  # bytes: all of them become one argument of a command in the sandbox
 COMMAND_LINE: Final = 100_000
 READ_BLOCK: Final = 4 << 20
-LONGEST_PATH: Final = 4096 - 4  # with `./` before it and a NUL after it
+LONGEST_PATH: Final = 4096 - 4  # with the root's before it, and some signs
 MAX_WORD: Final = 256 << 10
 
 TOO_LONG: Final = "the path is too long for the sandbox's tools"
@@ -74,7 +74,7 @@ printf '%s\0' "$seen"
 @END@
 exit 0
 """
-_OPTIONS: Final = {"gnu": "--no-recursion --hard-dereference --format=gnu", "busybox": "--no-recursion"}
+_OPTIONS: Final = {"gnu": "--no-recursion --no-unquote --hard-dereference --format=gnu", "busybox": "--no-recursion"}
 
 
 class _Group(msgspec.Struct, frozen=True):
@@ -162,7 +162,7 @@ class _Reader:
         ):
             stream = _Stream(pieces, token.encode())
             for group in groups:
-                part = _Part(stream, group, make_records(self._tools, records_token))
+                part = _Part(stream, group, make_records(self._tools, records_token), LONGEST_PATH - len(self._root))
                 async with contextlib.aclosing(self._blocks(part)) as batches:
                     async for batch in batches:
                         yield batch
@@ -269,8 +269,9 @@ class _Stream:
 class _Part:
     """What the sandbox answers for one group."""
 
-    def __init__(self, stream: _Stream, group: _Group, records: Records) -> None:
+    def __init__(self, stream: _Stream, group: _Group, records: Records, longest: int) -> None:
         self.group = group
+        self._longest = longest
         self._stream = stream
         self._records = records
         self._limit = RECORD + sum(tar_room(len(file.path), file.size) for file in group.files)
@@ -317,12 +318,19 @@ class _Part:
             if now is not None and _same(file, now) and offset + len(data) != file.size:
                 raise broken(f"{printable(file.path)} could be read in part only")
             yield ReadBlock(self.group.start, offset, data, True, now)
-        elif CLOSED in before + seen:
-            yield ReadBlock(self.group.start, 0, b"", True, problem=UNREADABLE)
-        elif now is not None and set(before + seen) - {GOOD}:
-            yield ReadBlock(self.group.start, 0, b"", True, problem=NOT_REGULAR)
         else:
-            yield _whole_block(self.group.start, file, content.data if content.regular else None, now)
+            yield self._only_block(file, content, set(before + seen) - {GOOD}, now)
+
+    def _only_block(self, file: FileStat, content: "_Content", bad: set[int], now: FileStat | None) -> ReadBlock:
+        block = _whole_block(self.group.start, file, content.data if content.regular and not bad else None, now)
+        problem = block.problem
+        if CLOSED in bad:
+            problem = UNREADABLE
+        elif bad and now is not None:
+            problem = NOT_REGULAR
+        if problem and len(file.path) > self._longest:
+            problem = TOO_LONG
+        return ReadBlock(self.group.start, 0, b"", True, problem=problem) if problem else block
 
     async def _after(self) -> tuple[bytes, dict[bytes, FileStat]]:
         seen = await self._stream.word()
@@ -363,10 +371,7 @@ class _Content:
 def _whole_block(index: int, file: FileStat, content: Buffer | None, now: FileStat | None) -> ReadBlock:
     """The only block of a file: its content (None: it was not in the archive) and its stat afterwards (None: it is gone)."""
     if now is None or now.kind != Kind.FILE:
-        problem = VANISHED if now is None else NOT_REGULAR
-        if len(file.path) > LONGEST_PATH:
-            problem = TOO_LONG
-        return ReadBlock(index, 0, b"", True, problem=problem)
+        return ReadBlock(index, 0, b"", True, problem=VANISHED if now is None else NOT_REGULAR)
     data = content[: min(file.size, now.size)] if content is not None else b""
     if _same(file, now) and (content is None or len(data) != file.size):
         return ReadBlock(index, 0, b"", True, problem=UNREADABLE)

@@ -23,7 +23,7 @@ __all__ = ["ShellScan", "ask_clock"]
 MAX_HEADER: Final = 4 << 20
 MAX_LOOK: Final = 256 << 20
 ENDS: Final = (b"0 0", b"0 123", b"1 0", b"1 123")  # of find and of what it is piped into; 1: something was not there any more
-HARMLESS: Final = (b"No such file or directory", b"Not a directory", b"Permission denied")
+HARMLESS: Final = (b"No such file or directory", b"Not a directory", b"Permission denied", b"ame too long")
 
 
 def read_clock(now: bytes) -> int:
@@ -52,8 +52,8 @@ def _check_state(state: bytes, root: bytes) -> None:
 
 
 def _check_end(end: bytes, stderr: bytes) -> None:
-    """`ProviderError` unless the tools could list everything. What vanished meanwhile is no failure, nor what may not be listed,
-    which has a record of its own."""
+    """`ProviderError` unless the tools could list everything. What vanished meanwhile is no failure, nor a folder that may not be
+    listed or is too deep: it has a note of its own."""
     if end not in ENDS:
         raise broken(f"its tools ended with {printable(end[:20])}")
     if end == ENDS[0]:

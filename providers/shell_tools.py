@@ -44,7 +44,7 @@ x[-0-9]*) find=printf ;;
 *) if find / -prune -print0 >/dev/null 2>&1; then find=print0; fi ;;
 esac
 is find "$find"
-case $(printf 'a\0b' | xargs -0 echo 2>/dev/null) in 'a b') xargs=1 ;; *) xargs= ;; esac
+case $(printf 'a\0b' | xargs -0 sh -c 'echo "$@"' sh 2>/dev/null) in 'a b') xargs=1 ;; *) xargs= ;; esac
 is xargs "$xargs"
 case $(stat -c %.9Y / 2>/dev/null) in
 *.?????????) stat=ns ;;

@@ -11,7 +11,7 @@ from .errors import Code, ProviderError, RepositoryError, SnapshotError, printab
 
 __all__ = ["connect", "load", "open_blobs", "open_database", "split_scheme"]
 
-_SCHEME: Final = re.compile(r"^([a-z][a-z0-9+.-]*)://", re.ASCII)
+_SCHEME: Final = re.compile(r"^([a-z][a-z0-9+.-]*)://", re.ASCII | re.IGNORECASE)
 _STORES: Final = {
     "file": "snapcore.stores.local:open_local",
     "memory": "snapcore.stores.memory:open_memory",
@@ -21,9 +21,9 @@ _PROVIDERS: Final = {"file": "snapcore.providers.local:connect"}
 
 
 def split_scheme(address: str) -> tuple[str, str]:
-    """(scheme, rest) of an address; a plain path has the scheme `file`."""
+    """(scheme, rest) of an address; a plain path has the scheme `file`. Schemes are told in small letters, however written."""
     match = _SCHEME.match(address)
-    return (match[1], address[match.end() :]) if match else ("file", address)
+    return (match[1].lower(), address[match.end() :]) if match else ("file", address)
 
 
 def _checked(address: str, what: str) -> str:
@@ -57,6 +57,14 @@ def _find(group: str, builtin: dict[str, str], scheme: str) -> Callable[[str], A
 def open_blobs(address: str) -> Any:
     """The blob store at an address. Raises `RepositoryError` `UNKNOWN_SCHEME`."""
     scheme, rest = split_scheme(_checked(address, "repository"))
+    kind, colon, _ = address.partition(":")
+    if colon and scheme == "file" and kind.lower() in _STORES and not _SCHEME.match(address):
+        # taken for a folder, it would keep here what was to go elsewhere
+        raise RepositoryError(
+            f"An address that begins with {kind}: goes on with //.",
+            code=Code.UNKNOWN_SCHEME,
+            hint=f"Write {kind.lower()}://..., or ./ before the name of a folder.",
+        )
     opener = _find("snapcore.stores", _STORES, scheme)
     if opener is None:
         raise RepositoryError(
@@ -64,7 +72,7 @@ def open_blobs(address: str) -> Any:
             code=Code.UNKNOWN_SCHEME,
             hint=f"Known: {', '.join(sorted(_STORES))}, and what installed packages add.",
         )
-    return opener(os.path.expanduser(rest) if scheme == "file" else address)
+    return opener(os.path.expanduser(rest) if scheme == "file" else f"{scheme}://{rest}")
 
 
 def open_database(url: str) -> Any:
@@ -77,7 +85,9 @@ async def connect(address: str) -> Any:
 
     Raises `ProviderError` `UNKNOWN_SCHEME`, or what the provider raises when there is no such sandbox.
     """
-    scheme, _ = split_scheme(_checked(address, "sandbox"))
+    scheme, rest = split_scheme(_checked(address, "sandbox"))
+    if _SCHEME.match(address):
+        address = f"{scheme}://{rest}"
     opener = _find("snapcore.providers", _PROVIDERS, scheme)
     if opener is None:
         raise ProviderError(

@@ -16,6 +16,7 @@ import snapcore
 from snapcore.errors import Code, ProviderError, RepositoryError
 from snapcore.packs import pack_key
 from snapcore.repository import Repository
+from snapcore.testing import StrictS3Server
 from snapcore.testing.trees import compare_trees, make_tree
 
 Make = Callable[..., Path]
@@ -103,6 +104,27 @@ async def test_unknown_schemes_are_typed_errors() -> None:
     with pytest.raises(ProviderError) as refused:
         await snapcore.connect("nosuch://sandbox")
     assert refused.value.code == Code.UNKNOWN_SCHEME
+
+
+async def test_a_bucket_is_never_taken_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with StrictS3Server(access_key="key") as server:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        address = server.address("bucket/prefix").replace("s3:", "S3:", 1)
+        async with snapcore.open_repository(address, database="sqlite:///" + str(tmp_path / "apart.db")):
+            assert "prefix/snapcore.json" in server.buckets["bucket"]
+    for address in ("s3:bucket", "s3:/bucket/prefix", "S3:bucket"):
+        with pytest.raises(RepositoryError) as caught:
+            await snapcore.open_repository(address)
+        assert caught.value.code == Code.UNKNOWN_SCHEME
+    assert {path.name for path in tmp_path.iterdir()} <= {"apart.db", "apart.db-wal", "apart.db-shm"}
+
+
+async def test_a_folder_may_be_called_like_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with snapcore.open_repository("./s3:folder"):
+        assert (tmp_path / "s3:folder" / "snapcore.json").exists()
 
 
 async def test_two_that_create_a_repository_at_once_agree(tmp_path: Path, make: Make) -> None:

@@ -3,6 +3,7 @@
 Case 45 in its last consequence: what was put whole is found again. Case 7: by thread id, in a fresh process.
 """
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable
@@ -15,12 +16,10 @@ import snapcore
 from snapcore.chunking import compress_many, record_id
 from snapcore.config import CONFIG_KEY, REBUILDING_KEY
 from snapcore.errors import Code, RepositoryError
-from snapcore.manifest import content_id
 from snapcore.model import Checkpoint, RecordType
 from snapcore.packs import MAX_PACK_BYTES, PackBuilder
 from snapcore.packwriter import new_pack_id
-from snapcore.records import RecordReader
-from snapcore.repository import OpenRepository
+from snapcore.repository import OpenRepository, Repository
 from snapcore.stores.memory import MemoryBlobStore
 from snapcore.testing.trees import compare_trees, make_tree, mutate_tree
 
@@ -331,34 +330,53 @@ async def test_a_rebuild_that_was_left_is_gone_on_with(tmp_path: Path, history: 
     assert not (url / REBUILDING_KEY).exists()
 
 
-async def test_a_thousand_checkpoints_come_back_and_each_is_whole(tmp_path: Path, work: Path) -> None:
-    url = tmp_path / "repo"
-    for n in range(12):
-        (work / f"file-{n}").write_text(str(n))
+async def thousand(url: Path, work: Path) -> tuple[dict[tuple[str, str], Checkpoint], dict[bytes, dict[str, str]]]:
+    """Put a thousand checkpoints of ten threads in `url`, without a database: them, and the files by content id."""
+    files: dict[bytes, dict[str, str]] = {}
     threads = [f"thread-{n}" for n in range(10)]
+
+    async def extend(repo: Repository, thread: str) -> None:
+        own = await repo.list(thread)
+        for n in range(90):
+            await repo.rewind(thread, own[n * 7 % 10].id)
+
     async with snapcore.open_repository("memory://") as repo:  # a thousand commits to a disk would take a minute
-        firsts = [await repo.capture(work, thread_id=t) for t in threads[:5]]
-        for first, t in zip(firsts, threads[5:], strict=True):
-            await repo.fork(first.thread_id, to_thread_id=t)
-        for n in range(9):
-            (work / f"file-{n}").write_text(f"state {n}")
-            for t in threads:
-                await repo.capture(work, thread_id=t)
-        for t in threads:
-            own = await repo.list(t)
-            for n in range(90):
-                await repo.rewind(t, own[n * 7 % 10].id)
+        for n in range(10):
+            (work / f"file-{n % 3}").write_text(f"state {n}")
+            if n:
+                made = await asyncio.gather(*[repo.capture(work, thread_id=t) for t in threads])
+            else:
+                made = [await repo.capture(work, thread_id=t) for t in threads[:5]]
+                for first, t in zip(made, threads[5:], strict=True):
+                    await repo.fork(first.thread_id, to_thread_id=t)
+            files[made[0].content_id] = {path.name: path.read_text() for path in work.iterdir()}
+        await asyncio.gather(*[extend(repo, t) for t in threads])
         before = await everything(repo)
         assert isinstance(repo.blobs, MemoryBlobStore)
         for key, data in repo.blobs.blobs.items():
             (url / key).parent.mkdir(parents=True, exist_ok=True)
             (url / key).write_bytes(data)
-    assert len(before) == 1000
+    return before, files
+
+
+async def test_a_thousand_checkpoints_come_back_and_each_is_restored(tmp_path: Path, work: Path) -> None:
+    url = tmp_path / "repo"
+    before, files = await thousand(url, work)
+    assert (len(before), len(files)) == (1000, 10)
     report = await snapcore.repair_repository(url)
     assert report.ok
+    restored: set[tuple[str, str]] = set()
+
+    async def restore(repo: Repository, thread: str) -> None:
+        target = tmp_path / thread
+        target.mkdir()
+        for c in await repo.list(thread):
+            await repo.restore(target, thread_id=thread, checkpoint_id=c.id)
+            assert {path.name: path.read_text() for path in target.iterdir()} == files[c.content_id]
+            restored.add((thread, c.id))
+
     async with opened(url) as repo:
         assert await everything(repo) == before
         assert (await repo.verify(read_data=True)).ok
-        for c in before.values():
-            pages, _ = await RecordReader(repo._engine).index(c.roots[0].manifest)
-            assert content_id(pages) == c.content_id
+        await asyncio.gather(*[restore(repo, t.thread_id) for t in await repo.threads()])
+    assert restored == before.keys()

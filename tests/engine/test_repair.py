@@ -233,6 +233,7 @@ async def test_what_is_nowhere_stays_hurt_and_is_named(tmp_path: Path, captured:
         pack_id = await pack_of(repo, captured[1].record_id)
     sql(url, "UPDATE packs SET state = 'deleted' WHERE pack_id = ?", pack_id)
     sql(url, "DELETE FROM chunks WHERE pack_number = (SELECT number FROM packs WHERE pack_id = ?)", pack_id)
+    pack_file(url, pack_id).unlink()
     report = await snapcore.repair_repository(url)
     assert (number, report.ok, report.hurt) == (1, False, [("t", captured[1].id)])
     assert [str(a.step) for a in report.done] == ["write-records", "distrust-heads"]

@@ -20,6 +20,7 @@ _GROUP: Final = "root:x:0:\nuser:x:1000:\n"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BASH: Final = '#!/bin/sh\nexec /bin/sh "$@"\n'
 _ENTER: Final = 'cd "$1" || exit 126; shift; exec "$@"'
+_WITH_PROC: Final = 'mount -t proc proc "$1/proc" && shift && exec "$@"'  # seen by this process and its children alone
 _MOST_LINKS: Final = 40
 
 
@@ -38,6 +39,8 @@ def missing() -> str:
     """Why sandboxes cannot be made here, or nothing."""
     if os.geteuid() != 0 or not os.path.isdir("/proc/self"):
         return "The E2B test server's sandboxes are chroots, which only root on Linux can make."
+    if shutil.which("unshare") is None or shutil.which("chroot") is None:
+        return "unshare or chroot is not installed."
     if shutil.which("busybox") is None:
         return "busybox is not installed (Debian: apt-get install busybox-static)."
     return ""
@@ -54,7 +57,7 @@ class Chroot:
         """A new one, as a template has it."""
         busybox = shutil.which("busybox")
         assert busybox is not None
-        for name in ("bin", "dev", "etc", "home", "root", "usr/bin", "var"):
+        for name in ("bin", "dev", "etc", "home", "proc", "root", "usr/bin", "var"):
             (folder / name).mkdir(parents=True)
         folder.chmod(0o755)
         tmp = folder / "tmp"
@@ -124,14 +127,10 @@ class Chroot:
 
     def start(self, argv: list[str], user: SandboxUser, cwd: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         """A process of the sandbox with pipes, in a session of its own."""
-        chroot = shutil.which("chroot")
-        assert chroot is not None
         return subprocess.Popen(
             [
-                chroot,
-                f"--userspec={user.uid}:{user.uid}",
-                f"--groups={user.uid}",
-                str(self.folder),
+                *("unshare", "--mount", "--", "sh", "-c", _WITH_PROC, "sh", str(self.folder)),
+                *("chroot", f"--userspec={user.uid}:{user.uid}", f"--groups={user.uid}", str(self.folder)),
                 *("/bin/sh", "-c", _ENTER, "sh", cwd, *argv),
             ],
             stdin=subprocess.PIPE,

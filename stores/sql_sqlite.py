@@ -101,7 +101,10 @@ class SqliteDatabase(Database):
             code, what = Code.NO_REPOSITORY, "does not exist"
         if code is Code.STORE_UNAVAILABLE and self._disk_is_full():
             code, what = Code.STORE_FULL, "cannot be used on a full disk"
+        if number & 0xFF == sqlite3.SQLITE_ERROR and str(error.orig).endswith("already exists"):
+            code, what = Code.WRONG_DATABASE, "holds tables of something else"
         hint = {
+            Code.WRONG_DATABASE: "Give the repository a database of its own.",
             Code.READ_ONLY: "Make it writable, or only read.",
             Code.STORE_FULL: "Make room, then try again.",
             Code.DAMAGED: "Put a copy of it back.",

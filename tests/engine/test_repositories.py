@@ -1,9 +1,11 @@
 """Repositories: opening, growth, memory, verification, and other processes."""
 
 import asyncio
+import contextlib
 import os
 import random
 import shutil
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -125,6 +127,14 @@ async def test_a_folder_may_be_called_like_a_scheme(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     async with snapcore.open_repository("./s3:folder"):
         assert (tmp_path / "s3:folder" / "snapcore.json").exists()
+
+
+async def test_a_database_with_tables_of_something_else_is_refused(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        other.execute("CREATE TABLE threads (other)")
+    with pytest.raises(RepositoryError) as caught:
+        await snapcore.open_repository(tmp_path / "repo", database=f"sqlite:///{tmp_path}/other.db")
+    assert caught.value.code == Code.WRONG_DATABASE
 
 
 async def test_two_that_create_a_repository_at_once_agree(tmp_path: Path, make: Make) -> None:

@@ -34,7 +34,6 @@ HARDLY_DEAD: Final = 0.95
 RECORD_BYTES: Final = 88  # of a record beside its payload: its header, and its place in the footer
 PACK_BYTES: Final = 72  # of a pack beside its records: header, tail, and what its footer needs at least
 PACKS_AT_ONCE: Final = 64
-MARKS: Final = 3
 DELETES_AT_ONCE: Final = 8
 
 Repack = Literal["auto", "all", "none"]
@@ -131,22 +130,21 @@ class _Collect:
             self._on_progress(Progress("gc", done))
 
     async def _mark(self) -> Roots:
-        """Walk to all that is live. A checkpoint may be deleted meanwhile: what cannot be read is looked at again then."""
-        for left in reversed(range(MARKS)):
+        """Walk to all that is live. A checkpoint may be deleted meanwhile: what cannot be read is looked at again then, from where
+        the walk had come to."""
+        while True:
             roots = await self._store.roots()
             try:
                 await self._reach.walk(roots)
                 return roots
             except UnreadableError as error:
                 again = await self._store.roots()
-                gone = (roots.manifests - again.manifests) or (roots.chunk_lists - again.chunk_lists)
-                if not left or not gone:
+                if not (roots.manifests - again.manifests or roots.chunk_lists - again.chunk_lists):
                     raise RepositoryError(
                         f"A checkpoint's content cannot be listed: {error.cause.message} Nothing was freed.",
                         code=Code.DAMAGED,
                         hint="Run 'snapcore verify' to see what is hurt, and 'snapcore repair'.",
                     ) from error
-        raise AssertionError("unreachable")
 
     async def _contents(self) -> AsyncIterator[PackContents]:
         after = 0

@@ -1,6 +1,6 @@
 """All records that roots lead to: what gc must keep, each found once and however many checkpoints share it."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from typing import Final
 
 from .engine import Engine
@@ -14,6 +14,8 @@ from .records import RecordReader, entry_records
 __all__ = ["Reachability", "UnreadableError"]
 
 RECORDS_AT_ONCE: Final = 128  # pages of some 8 KiB, index pages of up to 64 KiB
+LISTS_AT_ONCE: Final = 8  # a list may lead to millions of ids
+PLACES_AT_ONCE: Final = 8_192
 
 
 class UnreadableError(Exception):
@@ -50,7 +52,7 @@ class Reachability:
 
     async def _indexes(self, ids: Sequence[bytes]) -> None:
         """Walk index records level by level, over all trees at once."""
-        for some in _batches(self._unwalked(ids)):
+        async for some in self._in_order(self._unwalked(ids)):
             raws = await self._fetch(some, RecordType.INDEX)
             lower: list[bytes] = []
             pages: list[bytes] = []
@@ -61,7 +63,7 @@ class Reachability:
             self._walked.add_new(some)
 
     async def _pages(self, ids: Sequence[bytes]) -> None:
-        for some in _batches(self._unwalked(ids)):
+        async for some in self._in_order(self._unwalked(ids)):
             raws = await self._fetch(some, RecordType.PAGE)
             chunks, lists = await self._engine.run(_page_records, list(raws.values()))
             await self._contents(chunks, lists)
@@ -69,7 +71,7 @@ class Reachability:
 
     async def _contents(self, chunks: Collection[bytes], lists: Collection[bytes]) -> None:
         self.live.add_new(chunks)
-        for some in _batches(self._unwalked(sorted(lists))):
+        for some in _batches(self._unwalked(sorted(lists)), LISTS_AT_ONCE):
             met: set[bytes] = set()
             for ids in (await self._reader.expand(some, met)).values():
                 self.live.add_new(ids)
@@ -78,6 +80,13 @@ class Reachability:
 
     def _unwalked(self, ids: Collection[bytes]) -> list[bytes]:
         return [i for i in dict.fromkeys(ids) if i not in self._walked]
+
+    async def _in_order(self, ids: Sequence[bytes]) -> AsyncIterator[list[bytes]]:
+        """The ids in batches, those that lie together in one: a read then brings many at once."""
+        for window in _batches(ids, PLACES_AT_ONCE):
+            places = await self._reader.locate(window)
+            for some in _batches(sorted(window, key=lambda i: (places[i].pack_id, places[i].offset)), RECORDS_AT_ONCE):
+                yield some
 
     async def _fetch(self, ids: Sequence[bytes], record_type: int) -> dict[bytes, bytes]:
         raws = await self._reader.fetch(ids, record_type)
@@ -102,6 +111,6 @@ def _page_records(pages: Sequence[bytes]) -> tuple[set[bytes], set[bytes]]:
     return chunks, lists
 
 
-def _batches(ids: Sequence[bytes]) -> Iterator[list[bytes]]:
-    for start in range(0, len(ids), RECORDS_AT_ONCE):
-        yield list(ids[start : start + RECORDS_AT_ONCE])
+def _batches(ids: Sequence[bytes], size: int) -> Iterator[list[bytes]]:
+    for start in range(0, len(ids), size):
+        yield list(ids[start : start + size])

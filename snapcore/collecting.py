@@ -130,8 +130,7 @@ class _Collect:
             self._on_progress(Progress("gc", done))
 
     async def _mark(self) -> Roots:
-        """Walk to all that is live. A checkpoint may be deleted meanwhile: what cannot be read is looked at again then, from where
-        the walk had come to."""
+        """Walk to all that is live. A checkpoint may be deleted meanwhile: the walk then goes on from the roots that are left."""
         while True:
             roots = await self._store.roots()
             try:

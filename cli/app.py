@@ -1,6 +1,7 @@
 """The command's frame: which commands there are, loaded one by one, and how their parameters are read."""
 
 import importlib
+import re
 from typing import Any, Final
 
 import typer
@@ -34,6 +35,7 @@ GROUPS: Final = {"store": {"test": "store"}}  # commands of two words, whose fun
 ALIASES: Final = {"snapshots": "list", "check": "verify", "prune": "gc"}
 
 _PLAIN: Final = (str, int, float, bool)
+_WHOLE: Final = re.compile(r"-?[0-9]+")
 
 
 def _convert_plainly(param: Any) -> None:
@@ -52,6 +54,8 @@ def _convert_plainly(param: Any) -> None:
             return param.callback(ctx, param, value) if param.callback else None
         if value is None or param.callback or convert is bool:
             return checked(ctx, value)
+        if convert is int and not all(_WHOLE.fullmatch(str(item)) for item in (value if param.multiple else [value])):
+            raise typer.BadParameter(f"{value!r} is not a whole number.", ctx=ctx, param=param)  # int() takes 1_0 and ٣ too
         try:
             return [convert(item) for item in value] if param.multiple else convert(value)
         except ValueError:

@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final
 
@@ -38,7 +37,7 @@ class CommandShell:
         """As it was given."""
         return self._id
 
-    def pipe(self, script: str, stdin: bytes | AsyncIterator[bytes] = b"") -> AbstractAsyncContextManager["CommandPipe"]:
+    def pipe(self, script: str, stdin: bytes | AsyncIterator[bytes] = b"") -> "CommandPipe":
         """See `Shell.pipe`. That the far end cannot be reached shows in the exit code of the prefix only. `NOT_CAPABLE` when the
         prefix's own program cannot be run."""
         command = ["sh", "-c", script]

@@ -19,6 +19,7 @@ __all__ = ["Look", "ScanRows", "ScanTree"]
 
 SCAN_BATCH: Final = 2_000
 MAX_SCAN: Final = 1 << 30  # bytes of memory for the records of one scan
+MAX_ROW: Final = 128 << 10
 ROW_OVERHEAD: Final = 48
 LONGEST_LISTED: Final = 4096 - 256  # of a folder whose path is longer, tools that go by whole paths cannot list every name
 MAX_LOOKS: Final = 40
@@ -52,6 +53,8 @@ class ScanRows:
             if numbers[1:2] == b"l":
                 self.links[path] = target
             row = path.replace(b"/", b"\0") + b"\0\0" + numbers + b"\0" + target
+            if len(row) > MAX_ROW:
+                raise broken("a path is longer than it can be")
             size += len(row) + ROW_OVERHEAD
             rows.append(row)
         self._size = size
@@ -160,8 +163,8 @@ class ScanTree:
                 folders.pop()
             prefix, device, mounted = folders[-1]
             name = key[len(prefix) :]
-            if b"\0" in name:
-                raise broken("it lists a path without the folder that holds it")
+            if b"\0" in name or not name:
+                raise broken("it lists a path without the folder that holds it, or the root twice")
             if mounted and is_stage_name(name):
                 below = key + b"\0"
                 continue

@@ -171,24 +171,24 @@ async def run(shell: Shell, script: str, stdin: bytes | AsyncIterator[bytes] = b
     return bytes(out)
 
 
-async def unstalled(pieces: AsyncIterator[bytes], seconds: float = STALL_SECONDS) -> AsyncGenerator[bytes, None]:
-    """The pieces; `ProviderError` `SANDBOX_UNAVAILABLE` when none comes for so long."""
+async def unstalled(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """The pieces; `ProviderError` `SANDBOX_UNAVAILABLE` when none comes for `STALL_SECONDS`."""
     stream = aiter(pieces)
     while True:
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(STALL_SECONDS):
                 piece = await anext(stream)
         except StopAsyncIteration:
             return
         except TimeoutError:
-            raise broken(f"it has been silent for {seconds:.0f} seconds") from None
+            raise broken(f"it has been silent for {STALL_SECONDS:.0f} seconds") from None
         yield piece
 
 
-async def finished(pipe: Pipe, seconds: float = STALL_SECONDS) -> ExecResult:
+async def finished(pipe: Pipe) -> ExecResult:
     """How a script ended whose output has ended. `ProviderError` unless it ended with 0: `NOT_CAPABLE` when there is no `sh`."""
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(STALL_SECONDS):
             result = await pipe.wait()
     except TimeoutError:
         raise broken("its command does not end") from None

@@ -1,5 +1,5 @@
 # Works on a fresh clone with Python 3.11 or later and make. Everything it installs goes into .venv, except for
-# `make bench` and `make test`, which as root on Debian or Ubuntu install the tools to compare with, and Postgres.
+# `make bench` and `make test`, which as root on Debian or Ubuntu install the tools to compare with, Postgres and sshd.
 
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$python"; break; }; done)
@@ -29,7 +29,7 @@ lint: $(DEV_STAMP) ## ruff, mypy and pyright
 	then echo "$(BIN)/pyright"; $(BIN)/pyright; \
 	else echo "pyright skipped: it runs on node, and this machine has none; mypy has checked the same files"; fi
 
-# The tests start a server of their own; Debian's package must not start another one beside it.
+# The tests start servers of their own; Debian's packages must not start others beside them.
 unit: $(DEV_STAMP) ## The tests alone; PYTEST_ARGS="-k name" chooses
 	@if [ -z "$$SNAPCORE_TEST_POSTGRES" ] && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 && ! command -v initdb >/dev/null 2>&1; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
@@ -38,6 +38,12 @@ unit: $(DEV_STAMP) ## The tests alone; PYTEST_ARGS="-k name" chooses
 			echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.d/snapcore-tests.conf; \
 			apt-get install -y -qq postgresql >/dev/null || { apt-get update -qq && apt-get install -y -qq postgresql >/dev/null; }; \
 		else echo "Postgres is not installed, and SNAPCORE_TEST_POSTGRES is not set: its tests will be skipped"; fi; fi
+	@PATH="/usr/sbin:/usr/local/sbin:$$PATH" command -v sshd >/dev/null 2>&1 || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+			echo "installing openssh-server"; \
+			mkdir -p /etc/ssh && touch /etc/ssh/sshd_not_to_be_run; \
+			apt-get install -y -qq openssh-server >/dev/null || { apt-get update -qq && apt-get install -y -qq openssh-server >/dev/null; }; \
+		else echo "sshd is not installed: its tests will be skipped"; fi; }
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 package: $(DEV_STAMP) ## Build sdist and wheel, install the wheel into an empty environment, and use it

@@ -64,9 +64,11 @@ class Processes:
         for group in list(self._groups):
             _kill(group)
 
-    async def run(self, command: Sequence[str], stdin: bytes, sink: Sink, *, timeout: float | None = None, **options: Any) -> int:
-        """The exit code of a command, 128 and a signal's number when that ended it, once its output has ended. `options` are
-        those of `subprocess.Popen`.
+    async def run(
+        self, command: Sequence[str | bytes], stdin: bytes, sink: Sink, *, timeout: float | None = None, **options: Any
+    ) -> int:
+        """The exit code of a command, 128 and a signal's number when that ended it, once its output has ended. `options` go to
+        `subprocess.Popen`.
 
         `ProviderError` `EXEC_TIMEOUT` after `timeout` seconds. Then, and when the caller is cancelled, the process and what it
         started in its group are killed. Raises `OSError` when it cannot be started.

@@ -17,7 +17,14 @@ _STORES: Final = {
     "memory": "snapcore.stores.memory:open_memory",
     "s3": "snapcore.stores.s3:open_s3",
 }
-_PROVIDERS: Final = {"file": "snapcore.providers.local:connect"}
+_PROVIDERS: Final = {
+    "docker": "snapcore.providers.docker:connect",
+    "e2b": "snapcore.providers.e2b:connect",
+    "exec": "snapcore.providers.exec:connect",
+    "file": "snapcore.providers.local:connect",
+    "ssh": "snapcore.providers.exec:connect",
+}
+_COMMAND: Final = "exec:"  # what follows is a command and no place, so it has no slashes
 
 
 def split_scheme(address: str) -> tuple[str, str]:
@@ -81,11 +88,24 @@ def open_database(url: str) -> Any:
 
 
 async def connect(address: str) -> Any:
-    """A handle on the sandbox at an address: a folder (`./dir`, `/dir`, `file:///dir`), or what an installed package adds.
+    """A handle on the sandbox at an address.
 
-    Raises `ProviderError` `UNKNOWN_SCHEME`, or what the provider raises when there is no such sandbox.
+    | address | sandbox |
+    |---|---|
+    | `./dir`, `/dir`, `~/dir`, `file:///dir` | a folder of this host |
+    | `docker://container[/folder]` | a Docker container |
+    | `e2b://sandbox-id[/folder]` | a sandbox of E2B |
+    | `ssh://[user@]host[:port][/folder]` | what OpenSSH's client leads to |
+    | `exec:command words /folder` | what a command of this host leads to: `exec:kubectl exec -i pod -- /workspace` |
+
+    and what installed packages add, by entry points of the group `snapcore.providers`, each a function that takes an address and
+    returns a handle or a coroutine of one. An `exec:` address runs a command here: take none from somebody you do not trust.
+
+    Raises `ProviderError` `UNKNOWN_SCHEME`, `SnapshotError` `INVALID_REQUEST` for an address that makes no sense, or what the
+    provider raises when there is no such sandbox.
     """
-    scheme, rest = split_scheme(_checked(address, "sandbox"))
+    _checked(address, "sandbox")
+    scheme, rest = ("exec", "") if address.startswith(_COMMAND) else split_scheme(address)
     if _SCHEME.match(address):
         address = f"{scheme}://{rest}"
     opener = _find("snapcore.providers", _PROVIDERS, scheme)

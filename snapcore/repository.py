@@ -6,6 +6,7 @@ Restoring, browsing and verifying are imported where they are used: a capture st
 import asyncio
 import contextlib
 import dataclasses
+import inspect
 import os
 from collections.abc import AsyncIterator, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,11 +73,25 @@ def _tree_paths(paths: Sequence[bytes | str]) -> list[bytes]:
     return found
 
 
-async def as_workspace(sandbox: Any, root: str | None = None) -> Workspace:
-    """The bulk view of a sandbox: of an address, a handle with a `workspace` of its own, a handle with the six file operations
-    of `FileHandle`, or a workspace itself."""
-    if isinstance(sandbox, str | os.PathLike):
-        sandbox = await connect(os.fspath(sandbox))
+@contextlib.asynccontextmanager
+async def _opened(sandbox: Any) -> AsyncIterator[Any]:
+    """The sandbox at an address, closed in the end; a handle is its owner's to close."""
+    if not isinstance(sandbox, str | os.PathLike):
+        yield sandbox
+        return
+    handle = await connect(os.fspath(sandbox))
+    try:
+        yield handle
+    finally:
+        if hasattr(handle, "close"):
+            closing = handle.close()
+            if inspect.isawaitable(closing):
+                await closing
+
+
+def as_workspace(sandbox: Any, root: str | None = None) -> Workspace:
+    """The bulk view of a sandbox: of a handle with a `workspace` of its own, a handle with the six file operations of
+    `FileHandle`, or a workspace itself."""
     if all(hasattr(sandbox, name) for name in ("scan", "read", "open_stage", "recover")):
         workspace: Workspace = sandbox
         if root is not None and root != workspace.root:
@@ -168,26 +183,27 @@ class Repository:
         head has not moved then, unless the answer to the commit itself was lost.
         """
         redactor = Redactor.build(secrets, hooks=hooks, patterns=patterns, allow_short=allow_short_secrets)
-        request = CaptureRequest(
-            thread_id=thread_id,
-            roots=await _root_requests(sandbox, policy or FilePolicy.default(), workspace_root, roots),
-            redactor=redactor,
-            label=label,
-            conversation=conversation,
-            artifacts=artifacts or {},
-            run_id=run_id,
-            step=step,
-            skip_unchanged=skip_unchanged,
-            wait=wait,
-            on_progress=on_progress,
-            reread=reread,
-            idempotency_key=idempotency_key,
-            checkpoint_id=checkpoint_id,
-            allow_any_root=allow_any_root,
-            lease_ttl=lease_ttl,
-        )
-        refuse_own_files(self.blobs, self.checkpoints, [root.workspace for root in request.roots])
-        return await capture(self._engine, request)
+        async with _opened(sandbox) as handle:
+            request = CaptureRequest(
+                thread_id=thread_id,
+                roots=_root_requests(handle, policy or FilePolicy.default(), workspace_root, roots),
+                redactor=redactor,
+                label=label,
+                conversation=conversation,
+                artifacts=artifacts or {},
+                run_id=run_id,
+                step=step,
+                skip_unchanged=skip_unchanged,
+                wait=wait,
+                on_progress=on_progress,
+                reread=reread,
+                idempotency_key=idempotency_key,
+                checkpoint_id=checkpoint_id,
+                allow_any_root=allow_any_root,
+                lease_ttl=lease_ttl,
+            )
+            refuse_own_files(self.blobs, self.checkpoints, [root.workspace for root in request.roots])
+            return await capture(self._engine, request)
 
     # ---- restore
 
@@ -241,27 +257,28 @@ class Repository:
             raise SnapshotError("verify must be 'stat' or 'content'.", code=Code.INVALID_REQUEST)
         if reinject and not redactor.names:
             raise SnapshotError("reinject needs secrets to put back.", code=Code.INVALID_REQUEST, hint="Pass secrets=.")
-        places = await _restore_roots(sandbox, checkpoint, workspace_root, roots)
-        refuse_own_files(self.blobs, self.checkpoints, places.values())
         from .restoring import RestoreRequest, restore
 
-        request = RestoreRequest(
-            checkpoint=checkpoint,
-            roots=places,
-            redactor=redactor,
-            policy=policy,
-            paths=None if paths is None else _tree_paths(paths),
-            dry_run=dry_run,
-            verify=verify,
-            owners=owners,
-            reinject=reinject,
-            allow_empty=allow_empty,
-            allow_any_root=allow_any_root,
-            on_progress=on_progress,
-        )
-        if safety_checkpoint and not dry_run:
-            await self._save_present(request)
-        return await restore(self._engine, request)
+        async with _opened(sandbox) as handle:
+            places = _restore_roots(handle, checkpoint, workspace_root, roots)
+            refuse_own_files(self.blobs, self.checkpoints, places.values())
+            request = RestoreRequest(
+                checkpoint=checkpoint,
+                roots=places,
+                redactor=redactor,
+                policy=policy,
+                paths=None if paths is None else _tree_paths(paths),
+                dry_run=dry_run,
+                verify=verify,
+                owners=owners,
+                reinject=reinject,
+                allow_empty=allow_empty,
+                allow_any_root=allow_any_root,
+                on_progress=on_progress,
+            )
+            if safety_checkpoint and not dry_run:
+                await self._save_present(request)
+            return await restore(self._engine, request)
 
     async def _save_present(self, r: "RestoreRequest") -> None:
         """Capture what a restore is about to change."""
@@ -505,23 +522,23 @@ class Repository:
         return RepositoryStats(len(threads), checkpoints, len(packs), records, logical, raw, sum(p.size for p in packs))
 
 
-async def _root_requests(sandbox: Any, policy: FilePolicy, workspace_root: str | None, roots: Roots | None) -> list[RootRequest]:
+def _root_requests(sandbox: Any, policy: FilePolicy, workspace_root: str | None, roots: Roots | None) -> list[RootRequest]:
     if roots is None:
-        return [RootRequest(DEFAULT_ROOT, await as_workspace(sandbox, workspace_root), policy)]
+        return [RootRequest(DEFAULT_ROOT, as_workspace(sandbox, workspace_root), policy)]
     if workspace_root is not None:
         raise SnapshotError("Give either workspace_root or roots.", code=Code.INVALID_REQUEST)
     out = []
     for name, spec in roots.items():
         path, own = spec if isinstance(spec, tuple) else (spec, policy)
-        out.append(RootRequest(name, await as_workspace(sandbox, path), own))
+        out.append(RootRequest(name, as_workspace(sandbox, path), own))
     return out
 
 
-async def _restore_roots(
+def _restore_roots(
     sandbox: Any, checkpoint: Checkpoint, workspace_root: str | None, roots: Mapping[str, str] | None
 ) -> dict[str, Workspace]:
     if len(checkpoint.roots) == 1 and roots is None:
-        return {checkpoint.roots[0].name: await as_workspace(sandbox, workspace_root)}
+        return {checkpoint.roots[0].name: as_workspace(sandbox, workspace_root)}
     if roots is None:
         # where a root was is data of the checkpoint: what it says must never choose the folder that is overwritten
         recorded = ", ".join(f"{printable(r.name)} (was {printable(r.path)})" for r in checkpoint.roots)
@@ -537,7 +554,7 @@ async def _restore_roots(
     unknown = sorted(set(roots) - {r.name for r in checkpoint.roots})
     if unknown:
         raise SnapshotError(f"The checkpoint has no root {printable(unknown[0])}.", code=Code.INVALID_REQUEST)
-    return {name: await as_workspace(sandbox, path) for name, path in roots.items()}
+    return {name: as_workspace(sandbox, path) for name, path in roots.items()}
 
 
 # -------------------------------------------------------------------------------------------------------- opening

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from . import services
+from . import docker_engine, services
+from .ssh_server import SshServer, find_sshd
 
 pytest.register_assert_rewrite("snapcore.testing")
 
@@ -18,6 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
+        docker_engine.end()
         services.end()
 
 
@@ -43,3 +45,24 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
     yield url.render_as_string(hide_password=False)
     with psycopg.connect(postgres_server.replace("+psycopg", "", 1), autocommit=True) as connection:
         connection.execute(f"SET client_min_messages = error; DROP SCHEMA IF EXISTS {name} CASCADE".encode())
+
+
+@pytest.fixture(scope="session")
+def ssh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
+    """A real sshd, for this worker alone."""
+    sshd = find_sshd()
+    if sshd is None:
+        reason = "sshd is not installed (Debian: apt-get install openssh-server)"
+        if os.environ.get(services.REQUIRED):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    server = SshServer(tmp_path_factory.mktemp("ssh"), sshd)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def ssh_on_path(ssh_server: SshServer, monkeypatch: pytest.MonkeyPatch) -> SshServer:
+    """`ssh` knows the server, as if the user had configured it."""
+    monkeypatch.setenv("PATH", f"{ssh_server.program}:{os.environ['PATH']}")
+    return ssh_server

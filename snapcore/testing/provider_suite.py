@@ -1,8 +1,8 @@
 """What every provider must do, as tests to subclass.
 
     class TestMyProvider(ProviderTests):
-        def make_provider(self, **hooks: Sequence[Hook]) -> SandboxProvider:
-            return MyProvider(**hooks)  # on_create=, on_open=
+        def make_provider(self, *, on_create: Sequence[Hook] = (), on_open: Sequence[Hook] = ()) -> SandboxProvider:
+            return MyProvider(on_create=on_create, on_open=on_open)
 
 What the provider's `abilities` do not declare is not asked of it, besides that it says so before anything is touched. A provider
 that makes no sandboxes gives `existing` instead. A sandbox needs no more than `sh` with `cat`, `printf`, `sleep` and `head`.
@@ -52,8 +52,8 @@ class ProviderTests:
     patience: float = 60.0
     """Seconds that an awaited change may take at most."""
 
-    def make_provider(self, **hooks: Sequence[Hook]) -> SandboxProvider:
-        """A new provider object, as another process would make it; `on_create` and `on_open` hooks are handed on."""
+    def make_provider(self, *, on_create: Sequence[Hook] = (), on_open: Sequence[Hook] = ()) -> SandboxProvider:
+        """A new provider object, as another process would make it."""
         pytest.fail("A subclass has to say how to make its provider.")
 
     def spec(self, **fields: Any) -> SandboxSpec:
@@ -243,9 +243,10 @@ class ProviderTests:
         if not (abilities.create and abilities.destroy):
             return
         calls = Calls()
-        hooks = {kind: [calls.note("before"), calls.fail("the hook's own words"), calls.note("after")]}
+        hooks = [calls.note("before"), calls.fail("the hook's own words"), calls.note("after")]
+        provider = self.make_provider(on_create=hooks) if kind == "on_create" else self.make_provider(on_open=hooks)
         with pytest.raises(HookError, match="the hook's own words"):
-            await self.make_provider(**hooks).create(self.spec())
+            await provider.create(self.spec())
         assert calls.calls == ["before", "fail"]
         with pytest.raises(ProviderError) as caught:
             await self.make_provider().open(calls.handles[0].binding)

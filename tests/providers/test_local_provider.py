@@ -22,8 +22,8 @@ class TestLocalProvider(ProviderTests):
     def base(self, tmp_path: Path) -> None:
         self.folder = tmp_path / "sandboxes"
 
-    def make_provider(self, **hooks: Sequence[Hook]) -> SandboxProvider:
-        return LocalProvider(self.folder, **hooks)
+    def make_provider(self, *, on_create: Sequence[Hook] = (), on_open: Sequence[Hook] = ()) -> SandboxProvider:
+        return LocalProvider(self.folder, on_create=on_create, on_open=on_open)
 
 
 async def refused(path: Path, binding: Binding) -> None:

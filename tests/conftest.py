@@ -20,6 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         docker_engine.end()
+        docker_engine.end()
         services.end()
 
 

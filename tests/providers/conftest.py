@@ -14,6 +14,10 @@ import pytest
 from snapcore.providers.direct import DirectWorkspace
 from snapcore.testing.workspace_suite import restore
 
+from .docker_fixtures import docker_api, docker_engine, docker_host, docker_proxy, make_container
+
+__all__ = ["docker_api", "docker_engine", "docker_host", "docker_proxy", "make_container"]
+
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:

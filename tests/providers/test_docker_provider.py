@@ -1,0 +1,27 @@
+"""Docker passes the suite of providers, on a real engine: containers as root and as a user of their own, with busybox and GNU."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from snapcore.providers.docker import DockerProvider
+from snapcore.sandboxes import Hook, SandboxProvider, SandboxSpec
+from snapcore.testing.provider_suite import ProviderTests
+
+from .. import docker_engine as engines  # noqa: TID252 (tests are no package that could be named)
+
+
+class TestDocker(ProviderTests):
+    other_user = "root"
+    kind = "busybox"
+
+    @pytest.fixture(autouse=True)
+    def engine(self, docker_engine: engines.Engine, docker_host: str) -> None:
+        self.image = engines.image(docker_engine, self.kind)
+
+    def make_provider(self, **hooks: Sequence[Hook]) -> SandboxProvider:
+        return DockerProvider(on_create=hooks.get("on_create", ()), on_open=hooks.get("on_open", ()))
+
+    def spec(self, **fields: Any) -> SandboxSpec:
+        return SandboxSpec(image=self.image, user="dev", options={"network_mode": "none"}, **fields)

@@ -20,7 +20,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         docker_engine.end()
-        docker_engine.end()
         services.end()
 
 

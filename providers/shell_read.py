@@ -9,6 +9,7 @@ file. Before and after it, the parent folders are looked at: none may have becom
 
 import contextlib
 import os
+import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Final
@@ -41,6 +42,7 @@ UNREADABLE: Final = "unreadable"
 GOOD: Final = ord("1")
 CLOSED: Final = ord("2")
 _SEPARATORS: Final = [bytes([code]) for code in (*range(2, 9), *range(14, 32))]  # neither blanks nor what bash uses itself
+_CONTROLS: Final = re.compile(rb"[\1-\37]")
 
 _SCRIPT: Final = r"""
 cd @ROOT@ || exit 1
@@ -117,32 +119,36 @@ def _groups(files: Sequence[FileStat]) -> list[_Group]:
     size = names = 0
 
     def close(end: int) -> None:
-        nonlocal size, names
+        nonlocal free, size, names
         if group:
             groups.append(_Group(end - len(group), tuple(group), alone=len(group) == 1, separator=min(free, default=b"")))
         group.clear()
         folders.clear()
         inodes.clear()
-        free.update(_SEPARATORS)
+        free = set(_SEPARATORS)
         size = names = 0
 
     for index, file in enumerate(files):
         folder = file.path.rpartition(b"/")[0]
         length = len(file.path) + 3 + (0 if folder in folders else len(folder) + 1)
-        left = {separator for separator in free if separator not in file.path}
+        left = _unused(free, file.path)
         twice = file.nlink > 1 and (file.device, file.inode) in inodes
         full = len(group) >= GROUP_FILES or size + file.size > GROUP_BYTES or names + length > GROUP_NAMES
         if full or twice or not left:
             close(index)
-            left = {separator for separator in free if separator not in file.path}
+            left = _unused(free, file.path)
         group.append(file)
-        free.intersection_update(left)
+        free = left
         folders.add(folder)
         inodes.add((file.device, file.inode))
         size += file.size
         names += length
     close(len(files))
     return groups
+
+
+def _unused(separators: set[bytes], path: bytes) -> set[bytes]:
+    return {separator for separator in separators if separator not in path} if _CONTROLS.search(path) else separators
 
 
 class _Reader:

@@ -133,7 +133,7 @@ class ScanTree:
         self._outside.update(pending)  # they lead on and on through what is not captured
 
     def batches(self) -> Iterator[list[FileStat]]:
-        """The entries in walk order, about 2,000 at once. `ProviderError` for what is no tree."""
+        """The entries in walk order, about 2,000 at once; once. `ProviderError` for what is no tree."""
         batch: list[FileStat] = []
         for entry in self._entries():
             batch.append(entry)
@@ -150,7 +150,7 @@ class ScanTree:
         below: bytes | None = None  # how the keys begin that are not shown
         at = 1
         while at < len(rows):
-            row = rows[at]
+            row, rows[at] = rows[at], b""  # let go: what is made of it takes its place
             at += 1
             if below is not None and row.startswith(below):
                 continue

@@ -27,7 +27,6 @@ GRACE: Final = 30.0  # how much later than we the service ends a command, should
 SIGNALS: Final = {"signal: killed": 137, "signal: terminated": 143}  # what the agent says of a process without an exit code
 
 PUT: Final = """
-umask 022
 [ -d {path} ] && exit 21
 mkdir -p -- {folder} && cat >"$SNAPCORE_PIPE/file" && mv -f -- "$SNAPCORE_PIPE/file" {path}
 """

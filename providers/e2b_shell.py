@@ -10,7 +10,7 @@ import contextlib
 import re
 import secrets
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Final
@@ -24,12 +24,14 @@ from .threads import uncancelled
 __all__ = ["END_OF_TREE", "E2BConnection", "E2BPipe", "E2BShell"]
 
 PART: Final = 8 << 20  # bytes of input that are held and sent at once
+PIECE: Final = 256 << 10  # large bodies in one piece are copied by each layer of the client
 MAX_COMMAND: Final = 64 << 10  # Linux takes 128 KiB in one argument, and the script is in one
 MAX_SAID: Final = 64 << 10
 MAX_HEARD: Final = 16 << 20
 STDERR_KEPT: Final = 8 << 10
 DOWNLOADS: Final = 5  # attempts in a row that bring nothing new
 REQUEST_SECONDS: Final = 120.0
+WRITE_SECONDS: Final = 300.0
 RUN_SECONDS: Final = 3600.0
 
 PREPARE: Final = r"""
@@ -61,6 +63,7 @@ if mkdir run 2>/dev/null; then
         i=$((i + 1)); cat in.$i || break; rm -f in.$i
     done | (
         SNAPCORE_PIPE=$d; export SNAPCORE_PIPE
+        umask 022
         cd / || exit 97
         if [ -n "$script" ]; then exec sh -c "$script"; else exec sh "$d/script"; fi
     ) >out 2>err
@@ -258,23 +261,27 @@ class E2BPipe:
         """Send the script if need be, and the input in parts; their sizes."""
         script = self._script.encode("utf-8", "surrogateescape")
         if len(script) > MAX_COMMAND or _is_odd(self._script):
-            await self._write("script", script)
+            await self._write("script", [script])
             self._script = ""
         sizes: list[int] = []
         async for part in _parts(self._stdin):
-            sizes.append(len(part))
+            sizes.append(sum(map(len, part)))
             await self._write(f"in.{len(sizes)}", part)
         return sizes
 
-    async def _write(self, name: str, data: bytes) -> None:
+    async def _write(self, name: str, data: Sequence[bytes]) -> None:
+        async def pieces() -> AsyncIterator[bytes]:
+            for piece in data:
+                for start in range(0, len(piece), PIECE):
+                    yield piece[start : start + PIECE]
+
         async def write() -> None:
-            await self._connection.live().files.write(
-                f"{self._folder}/{name}",
-                data,
-                user=self._connection.user,
-                request_timeout=REQUEST_SECONDS,
-                use_octet_stream=True,
-            )
+            files = self._connection.live().files
+            try:
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await files.write(f"{self._folder}/{name}", pieces(), user=self._connection.user)
+            except TimeoutError:
+                raise lost("it does not take what it is sent") from None
 
         await retried(write, self._connection.id, self._connection.hidden)
 
@@ -327,17 +334,26 @@ def _failed(result: ExecResult) -> ProviderError:
     return lost(f"a command ended with {result.exit_code} and did not say what became of it")
 
 
-async def _parts(stdin: bytes | AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Input in parts of 8 MiB, none empty."""
+async def _parts(stdin: bytes | AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    """Input in parts of some 8 MiB, each a list of pieces, none empty."""
+    held: list[bytes] = []
+    size = 0
+    async for piece in _pieces(stdin):
+        held.append(piece)
+        size += len(piece)
+        if size >= PART:
+            yield held
+            held, size = [], 0
+    if size:
+        yield held
+
+
+async def _pieces(stdin: bytes | AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Input in pieces of at most 8 MiB."""
     if isinstance(stdin, bytes):
-        for start in range(0, len(stdin), PART):
-            yield stdin[start : start + PART]
+        if stdin:
+            yield stdin
         return
-    held = bytearray()
     async for piece in stdin:
-        held += piece
-        while len(held) >= PART:
-            yield bytes(held[:PART])
-            del held[:PART]
-    if held:
-        yield bytes(held)
+        for start in range(0, len(piece), PART):
+            yield piece if len(piece) <= PART else piece[start : start + PART]

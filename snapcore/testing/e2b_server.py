@@ -1,8 +1,8 @@
 """A server for tests that speaks E2B's HTTP API and the protocol of its agent, envd, to E2B's own SDK.
 
-Each sandbox is a chroot with busybox: its paths, users, permissions and processes are real, its folder can be looked at from
-outside. What the server can be told to do wrong is in `E2BFaults`. Not there: terminals, volumes, forks, TLS and HTTP/2,
-builds of templates, resuming by traffic; memory is not part of a snapshot.
+Each sandbox is a chroot: its paths, users, permissions and processes are real, its folder can be looked at from outside. The
+template `base` has this host's tools, `busybox` has busybox alone. What the server can be told to do wrong is in `E2BFaults`.
+Not there: terminals, volumes, forks, TLS and HTTP/2, builds of templates, resuming by traffic; memory is not part of a snapshot.
 
     with E2BServer() as server:
         sandbox = await AsyncSandbox.create(**server.options)

@@ -22,6 +22,7 @@ __all__ = ["ApiAnswer", "ApiError", "ControlPlane", "ServedSandbox", "api_call_n
 _ENVD_VERSION: Final = "0.6.7"
 _DEFAULT_TIMEOUT: Final = 15  # seconds, as the service has it when the client gives none
 _SANDBOX: Final = re.compile(r"(?:/v2)?/sandboxes/([^/]+)(?:/(\w+))?")
+_TEMPLATES: Final = ("base", "busybox")
 _NAMES: Final = {
     ("DELETE", ""): "kill",
     ("GET", ""): "info",
@@ -99,11 +100,12 @@ class ServedSandbox:
 
 
 class ControlPlane:
-    """All sandboxes and snapshots of a server, in a temporary folder. `templates` are the names that `create` knows."""
+    """All sandboxes and snapshots of a server, in a temporary folder.
+
+    There are two templates: `base` has this host's tools, `busybox` busybox and nothing else."""
 
     def __init__(self, api_key: str) -> None:
         self.api_key = api_key
-        self.templates = {"base"}
         self.most_sandboxes = 100
         self.sandboxes: dict[str, ServedSandbox] = {}
         self.snapshots: dict[str, tuple[Chroot, str]] = {}
@@ -171,8 +173,8 @@ class ControlPlane:
         sandbox_id = "i" + secrets.token_hex(10)
         if template in self.snapshots:
             chroot = self.snapshots[template][0].copy(self._place / sandbox_id)
-        elif template in self.templates:
-            chroot = Chroot.make(self._place / sandbox_id)
+        elif template in _TEMPLATES:
+            chroot = Chroot.make(self._place / sandbox_id, busybox=template == "busybox")
         else:
             raise ApiError(404, f"template '{template}' not found")
         self.sandboxes[sandbox_id] = sandbox = ServedSandbox(

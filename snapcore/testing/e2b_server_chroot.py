@@ -1,4 +1,6 @@
-"""The inside of a sandbox of the E2B test server: a folder that processes are confined to by chroot, with busybox for its tools.
+"""The inside of a sandbox of the E2B test server: a folder that processes are confined to by chroot.
+
+Its tools are either busybox alone, or this host's own: /usr, mounted read-only where only the sandbox's processes see it.
 
 It has the users `root` and `user` (1000), who is who they are: processes run under their ids. The server itself looks at
 files from outside, as root, as E2B's own agent does; it resolves links inside the folder. That is for tests: it does not
@@ -20,7 +22,12 @@ _GROUP: Final = "root:x:0:\nuser:x:1000:\n"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BASH: Final = '#!/bin/sh\nexec /bin/sh "$@"\n'
 _ENTER: Final = 'cd "$1" || exit 126; shift; exec "$@"'
-_WITH_PROC: Final = 'mount -t proc proc "$1/proc" && shift && exec "$@"'  # seen by this process and its children alone
+# mounts that this process and its children see, and no others
+_MOUNTED: Final = """
+mount -t proc proc "$1/proc" || exit 125
+if [ -L "$1/bin" ]; then mount --bind /usr "$1/usr" && mount -o remount,bind,ro "$1/usr" || exit 125; fi
+shift; exec "$@"
+"""
 _MOST_LINKS: Final = 40
 
 
@@ -41,6 +48,8 @@ def missing() -> str:
         return "The E2B test server's sandboxes are chroots, which only root on Linux can make."
     if shutil.which("unshare") is None or shutil.which("chroot") is None:
         return "unshare or chroot is not installed."
+    if not os.path.islink("/bin"):
+        return "This host has no merged /usr, which the sandboxes take their tools from."
     if shutil.which("busybox") is None:
         return "busybox is not installed (Debian: apt-get install busybox-static)."
     return ""
@@ -53,12 +62,15 @@ class Chroot:
         self.folder = folder
 
     @classmethod
-    def make(cls, folder: Path) -> "Chroot":
-        """A new one, as a template has it."""
-        busybox = shutil.which("busybox")
-        assert busybox is not None
-        for name in ("bin", "dev", "etc", "home", "proc", "root", "usr/bin", "var"):
+    def make(cls, folder: Path, *, busybox: bool) -> "Chroot":
+        """A new one, with the tools of busybox or of this host."""
+        for name in ("dev", "etc", "home", "proc", "root", "usr", "var"):
             (folder / name).mkdir(parents=True)
+        if busybox:
+            _install_busybox(folder / "bin")
+        else:
+            for name in ("bin", "lib", "lib64", "sbin"):
+                (folder / name).symlink_to(f"usr/{name}")
         folder.chmod(0o755)
         tmp = folder / "tmp"
         tmp.mkdir()
@@ -66,13 +78,6 @@ class Chroot:
         home = folder / "home/user"
         home.mkdir()
         os.chown(home, 1000, 1000)
-        shutil.copy(busybox, folder / "bin/busybox")
-        listed = subprocess.run([busybox, "--list"], capture_output=True, check=True, text=True)
-        for applet in listed.stdout.split():
-            if applet != "busybox":
-                (folder / "bin" / applet).symlink_to("busybox")
-        (folder / "bin/bash").write_text(_BASH)
-        (folder / "bin/bash").chmod(0o755)
         (folder / "etc/passwd").write_text(_PASSWD)
         (folder / "etc/group").write_text(_GROUP)
         for name, minor in (("null", 3), ("zero", 5), ("urandom", 9)):
@@ -88,7 +93,7 @@ class Chroot:
     def remove(self) -> None:
         """End its processes and delete its files."""
         self.signal_all(signal.SIGKILL)
-        shutil.rmtree(self.folder)
+        subprocess.run(["rm", "-rf", "--", self.folder], check=True)
 
     # ---- files
 
@@ -129,7 +134,7 @@ class Chroot:
         """A process of the sandbox with pipes, in a session of its own."""
         return subprocess.Popen(
             [
-                *("unshare", "--mount", "--", "sh", "-c", _WITH_PROC, "sh", str(self.folder)),
+                *("unshare", "--mount", "--", "sh", "-c", _MOUNTED, "sh", str(self.folder)),
                 *("chroot", f"--userspec={user.uid}:{user.uid}", f"--groups={user.uid}", str(self.folder)),
                 *("/bin/sh", "-c", _ENTER, "sh", cwd, *argv),
             ],
@@ -163,3 +168,16 @@ class Chroot:
                 except ProcessLookupError:
                     continue
             sent |= fresh
+
+
+def _install_busybox(folder: Path) -> None:
+    busybox = shutil.which("busybox")
+    assert busybox is not None
+    folder.mkdir()
+    shutil.copy(busybox, folder / "busybox")
+    listed = subprocess.run([busybox, "--list"], capture_output=True, check=True, text=True)
+    for applet in listed.stdout.split():
+        if applet != "busybox":
+            (folder / applet).symlink_to("busybox")
+    (folder / "bash").write_text(_BASH)
+    (folder / "bash").chmod(0o755)

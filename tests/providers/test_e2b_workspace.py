@@ -1,5 +1,6 @@
-"""Workspaces in E2B by the workspace suite. The tests' folder is mounted into the sandbox at its own path, so that they can look
-past the workspace. Cases 11, 14, 17, 24, 26, 41 and 49 as the suite has them."""
+"""Workspaces in E2B, with busybox alone, by the workspace suite. The tests' folder is mounted into the sandbox at its own path:
+they can look past the workspace. Cases 11, 14, 17, 24, 26, 41 and 49 as the suite has them.
+"""
 
 import asyncio
 import subprocess
@@ -29,7 +30,7 @@ def server() -> Iterator[E2BServer]:
 @pytest.fixture(scope="module")
 def sandbox(server: E2BServer) -> AsyncSandbox:
     options: Any = server.options
-    return asyncio.run(AsyncSandbox.create(timeout=3600, **options))
+    return asyncio.run(AsyncSandbox.create("busybox", timeout=3600, **options))
 
 
 class TestE2BWorkspace(WorkspaceTests):

@@ -18,6 +18,7 @@ __all__ = ["CommandPipe", "CommandShell"]
 
 PIECE: Final = 1 << 20  # bytes of output taken at once, at most
 STDERR_KEPT: Final = 8 << 10
+END_SECONDS: Final = 10.0
 
 
 class CommandShell:
@@ -114,10 +115,12 @@ class CommandPipe:
     async def _end(self) -> None:
         for task in self._tasks:
             task.cancel()
-        with contextlib.suppress(ProcessLookupError):  # the whole group: what the shell started too
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         transport = getattr(self._process, "_transport", None)
-        if transport is not None:
-            transport.close()  # asyncio waits for pipes that a child of a child may keep open
-        await self._process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or another user's by way of sudo
+            os.killpg(self._process.pid, signal.SIGKILL)  # the whole group: what the shell has started too
+            if transport is not None:
+                transport.close()  # asyncio waits for pipes, which a child that left the group may keep open
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await self._process.wait()

@@ -1,7 +1,6 @@
 """A tree as one tar stream showed it, kept on this host: stats in walk order, and the contents of what is kept of it."""
 
 import array
-import contextlib
 import os
 import tempfile
 import threading
@@ -39,6 +38,7 @@ class Spool:
         self._names: dict[int, int] = {}  # how many names an inode with several has
         self._links: dict[bytes, bytes] = {}
         self._end = 0
+        self._late: dict[int, tuple[int, FileStat] | None] = {}
 
     def __del__(self) -> None:
         self._index.close()
@@ -54,6 +54,17 @@ class Spool:
         record = _encode((offset, stat))
         self._index.write(record)
         self._starts.append(self._starts[-1] + len(record))
+
+    def take_back(self, count: int) -> None:
+        """Forget all entries from that place on."""
+        del self._starts[count + 1 :]
+        self._index.seek(self._starts[count])
+        self._index.truncate()
+        self._names = {inode: names for inode, names in self._names.items() if inode <= count}
+
+    def put_late(self, number: int, found: tuple[int, FileStat] | None) -> None:
+        """What an entry turned out to be, that was not known in its place; None for nothing."""
+        self._late[number] = found
 
     def add_name(self, inode: int) -> None:
         """One more name of an inode."""
@@ -78,6 +89,9 @@ class Spool:
 
     def entry(self, number: int) -> tuple[int, FileStat]:
         """The entry with that place, from 0, and where its content begins."""
+        late = self._late.get(number)
+        if late is not None:
+            return late
         start, end = self._starts[number], self._starts[number + 1]
         return _decoder.decode(os.pread(self._index.fileno(), end - start, start))
 
@@ -118,6 +132,10 @@ class Spool:
             data = os.pread(self._index.fileno(), self._starts[end] - base, base)
             out: list[FileStat] = []
             for number in range(start, end):
+                if number in self._late:
+                    late = self._late[number]
+                    out += [self._shown(late[1], written)] if late is not None else []
+                    continue
                 stat = _decoder.decode(data[self._starts[number] - base : self._starts[number + 1] - base])[1]
                 out.append(self._shown(stat, written))
             yield out
@@ -136,6 +154,14 @@ class Spool:
 
     def _target(self, parent: bytes, name: bytes) -> bytes:
         return self._links.get(parent + b"/" + name if parent else name, b"")
+
+
+class _Perhaps(msgspec.Struct, frozen=True):
+    """A folder that is left out if `marker` comes; `place` is that of its own entry."""
+
+    folder: bytes
+    marker: bytes
+    place: int
 
 
 class StoppedError(Exception):
@@ -164,6 +190,8 @@ class SpoolFiller:
         self._not_entered = hidden if cross_mounts else mounts | hidden
         self._stopped = stopped
         self._left_out = b""  # what lies below this folder is left out
+        self._perhaps: list[_Perhaps] = []
+        self._later: dict[int, bytes] = {}  # entries whose content came under another name, which was left out
 
     def run(self) -> Spool:
         """The tree. Raises `SnapshotError` `MISSING_WORKSPACE` or `INVALID_WORKSPACE`, `ProviderError` for a broken stream."""
@@ -182,10 +210,11 @@ class SpoolFiller:
                         raise ProviderError("The Docker engine's archive is not in order.", code=Code.NOT_CAPABLE)
                     last = path_key(path)
                     self._take(spool, reader, path, member, prefix)
-                if prefix is None:
-                    raise self._no_folder()
         except FileNotFoundError:
             raise self._no_folder() from None
+        # only now: the engine answers nothing about a container while it sends an archive of it
+        for number, path in self._later.items():
+            spool.put_late(number, self._ask(spool, number, path))
         spool.finish()
         return spool
 
@@ -197,7 +226,7 @@ class SpoolFiller:
 
     def _take_root(self, spool: Spool, member: TarMember) -> bytes:
         if member.kind != Kind.DIR:
-            raise self._no_folder()
+            raise SnapshotError(f"The workspace {printable(self._root)} is no folder.", code=Code.INVALID_WORKSPACE)
         spool.add(_stat(b"", member, spool.next_inode))
         return member.name.rstrip(b"/")
 
@@ -206,9 +235,11 @@ class SpoolFiller:
             spool.add_link(path, member.link)
         if self._left_out and path.startswith(self._left_out):
             return
+        if self._is_marker(spool, path):
+            return
         if b"/" not in path and is_stage_name(path):
             self._left_out = path + b"/"
-        elif self._selection.excludes(path, member.kind) or self._is_marked(path, member.kind):
+        elif self._selection.excludes(path, member.kind):
             self._leave_out(spool, FileStat(path, member.kind, note=Note.EXCLUDED))
         elif path in self._not_entered:
             self._leave_out(spool, _stat(path, member, 0, Note.MOUNT))
@@ -219,6 +250,9 @@ class SpoolFiller:
             offset, _ = spool.store(reader.content())
             spool.add(_stat(path, member, inode), offset)
         else:
+            marker = self._marked.get(path.rpartition(b"/")[2]) if member.kind == Kind.DIR else None
+            if marker is not None:
+                self._perhaps.append(_Perhaps(path, path + b"/" + marker, spool.next_inode - 1))
             spool.add(_stat(path, member, spool.next_inode))
 
     def _take_name(self, spool: Spool, path: bytes, member: TarMember, first: bytes) -> None:
@@ -233,25 +267,36 @@ class SpoolFiller:
             spool.add_link(path, known[1].target)
             spool.add(msgspec.structs.replace(known[1], path=path, inode=spool.next_inode))
             return
+        self._later[spool.next_inode - 1] = path
+        spool.add(_stat(path, member, spool.next_inode))
+
+    def _ask(self, spool: Spool, number: int, path: bytes) -> tuple[int, FileStat] | None:
         where = self._root.rstrip("/") + "/" + path.decode("utf-8", "surrogateescape")
-        with contextlib.suppress(FileNotFoundError), self._engine.get_archive(self._container, where) as (_, pieces):
-            reader = TarReader(self._watched(pieces))
-            alone = next(reader.members(), None)
-            if alone is not None and alone.kind == Kind.FILE:
-                inode = spool.next_inode
-                offset, _ = spool.store(reader.content())
-                spool.add(_stat(path, alone, inode), offset)
+        try:
+            with self._engine.get_archive(self._container, where) as (_, pieces):
+                reader = TarReader(self._watched(pieces))
+                alone = next(reader.members(), None)
+                if alone is None or alone.kind != Kind.FILE:
+                    return None
+                return spool.store(reader.content())[0], _stat(path, alone, number + 1)
+        except FileNotFoundError:
+            return None
 
     def _leave_out(self, spool: Spool, stat: FileStat) -> None:
         spool.add(stat)
         self._left_out = stat.path + b"/"
 
-    def _is_marked(self, path: bytes, kind: int) -> bool:
-        marker = self._marked.get(path.rpartition(b"/")[2]) if kind == Kind.DIR else None
-        if marker is None:
+    def _is_marker(self, spool: Spool, path: bytes) -> bool:
+        """Whether this is the file that makes a folder one to leave out: what was taken of it is then taken back."""
+        while self._perhaps and not path.startswith(self._perhaps[-1].folder + b"/"):
+            self._perhaps.pop()
+        found = next((each for each in self._perhaps if each.marker == path), None)
+        if found is None:
             return False
-        where = b"/".join((self._root.rstrip("/").encode("utf-8", "surrogateescape"), path, marker))
-        return self._engine.stat(self._container, where.decode("utf-8", "surrogateescape")) is not None
+        spool.take_back(found.place)
+        self._later = {number: name for number, name in self._later.items() if number < found.place}
+        self._leave_out(spool, FileStat(found.folder, Kind.DIR, note=Note.EXCLUDED))
+        return True
 
     def _no_folder(self) -> SnapshotError:
         there = self._engine.stat(self._container, self._root)

@@ -200,7 +200,9 @@ class ArchiveStage:
                 engine, container = self._workspace.engine, self._workspace.container
                 ids = await engine.run(user_ids, engine, container.id, container.user)
                 base = self._base()
-                await engine.run(engine.put_archive, container.id, base, self._stream(placed, base, ids))
+                # asked beforehand: the engine answers nothing about a container that it unpacks into
+                parents = await engine.run(self._missing_parents, base) if self._absent else []
+                await engine.run(engine.put_archive, container.id, base, self._stream(placed, parents, base, ids))
             finally:
                 self._state = "done"
                 self._close()
@@ -231,6 +233,10 @@ class ArchiveStage:
                 item.mode = item.mode if meta.mode is None else meta.mode
                 item.mtime_ns = item.mtime_ns if meta.mtime_ns is None else meta.mtime_ns
                 item.owner = item.owner if meta.owner is None else meta.owner
+        for item in placed.values():
+            if item.first:  # the engine sets what a name's own header says, for all names of the file
+                first = placed[item.first]
+                item.mode, item.mtime_ns, item.owner = first.mode, first.mtime_ns, first.owner
         return placed
 
     def _base(self) -> str:
@@ -243,7 +249,7 @@ class ArchiveStage:
         under = [mount for mount in mounts if self._root == mount or self._root.startswith(mount.rstrip("/") + "/")]
         return max(under, key=len, default="/")
 
-    def _stream(self, placed: dict[bytes, _Item], base: str, ids: tuple[int, int]) -> Iterator[bytes]:
+    def _stream(self, placed: dict[bytes, _Item], parents: Sequence[bytes], base: str, ids: tuple[int, int]) -> Iterator[bytes]:
         """The tar stream. What has no owner of its own belongs to the container's user `ids`."""
         below = posixpath.relpath(self._root, base)
         root = b"" if below == "." else below.encode("utf-8", "surrogateescape")
@@ -251,8 +257,8 @@ class ArchiveStage:
         def name(path: bytes) -> bytes:
             return b"/".join(part for part in (root, path) if part)
 
-        if self._absent:
-            yield from self._parents(root, base, ids)
+        for parent in parents:
+            yield header_of(parent, Kind.DIR, mode=0o755, mtime_ns=time.time_ns(), owner=ids)
         # names of one file come last: what they name is there then
         order = sorted(placed, key=lambda path: (bool(placed[path].first), path_key(path)))
         for path in order:
@@ -279,14 +285,13 @@ class ArchiveStage:
                 yield padding(item.size)
         yield TAR_END
 
-    def _parents(self, root: bytes, base: str, ids: tuple[int, int]) -> Iterator[bytes]:
-        """Headers of the folders on the way to the root that are not there."""
+    def _missing_parents(self, base: str) -> list[bytes]:
+        """The folders on the way from `base` to the root that are not there, relative to `base`."""
         engine, container = self._workspace.engine, self._workspace.container
-        parts = root.split(b"/")[:-1]
-        for depth in range(1, len(parts) + 1):
-            path = b"/".join(parts[:depth])
-            if engine.stat(container.id, posixpath.join(base, path.decode("utf-8", "surrogateescape"))) is None:
-                yield header_of(path, Kind.DIR, mode=0o755, mtime_ns=time.time_ns(), owner=ids)
+        parts = posixpath.relpath(self._root, base).split("/")[:-1]
+        paths = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+        missing = (path for path in paths if engine.stat(container.id, posixpath.join(base, path)) is None)
+        return [path.encode("utf-8", "surrogateescape") for path in missing]
 
     def _expect(self, state: str) -> None:
         if self._state != state:

@@ -22,7 +22,6 @@ ELSEWHERE = {
     51: ("cli/test_commands.py", "test_control_characters_never_reach_the_terminal"),
 }
 NOT_YET = {
-    22: "paths as arguments: there is no handle that only has exec",
     37: "replay by position: there is no ledger",
 }
 

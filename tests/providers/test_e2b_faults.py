@@ -157,6 +157,7 @@ async def test_a_download_goes_on_where_it_broke_off(shell: E2BShell, server: E2
 
 
 async def test_an_output_that_is_cut_short_is_not_taken_for_the_whole(shell: E2BShell, server: E2BServer) -> None:
+    """Case 23: a download that says it is whole and is not."""
     server.faults.truncate("read", 1_000_000)
     assert await piped(shell, "cat", DATA) == DATA
     server.faults.clear()

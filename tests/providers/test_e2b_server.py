@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

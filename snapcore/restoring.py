@@ -311,6 +311,8 @@ class _Restore:
             elif e.kind == Kind.LINK:
                 if s.target != link_target(e, prefix):
                     out.append((e.path, why or "another target", True))
+                elif s.mtime_ns != e.mtime_ns:
+                    out.append((e.path, why or "another modification time", False))
             else:
                 mode = e.mode if self._request.owners else e.mode & 0o1777
                 if e.kind == Kind.FILE and s.size != e.size:

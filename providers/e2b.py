@@ -105,7 +105,7 @@ class E2BProvider:
         }
         sandbox = await self._call(lambda: api.create(**given, **self._options), "that is to be made", rules, spec.environment)
         user = spec.user or self._user
-        binding = Binding("e2b", str(sandbox.sandbox_id), spec.workspace_root, {"user": user} if user else {})
+        binding = Binding("e2b", str(sandbox.sandbox_id), check_path(spec.workspace_root), {"user": user} if user else {})
         handle = self._handle(sandbox, binding, rules, spec.environment)
         steps = (_make_root, *self._on_create, *self._on_open)
         await run_hooks(steps, handle, lambda: uncancelled(self._undo(handle)))
@@ -113,7 +113,7 @@ class E2BProvider:
 
     async def open(self, binding: Binding) -> E2BSandbox:
         """See `SandboxProvider.open`. The time that is left is made longer, never shorter, to `timeout`."""
-        sandbox_id = _checked_id(binding.sandbox_id)
+        sandbox_id = _checked_id(binding)
         api = e2b_module().AsyncSandbox
         rules = self._rules()
         sandbox = await self._call(
@@ -141,7 +141,7 @@ class E2BProvider:
 
     async def destroy(self, binding: Binding) -> None:
         """See `SandboxProvider.destroy`. Its snapshots stay."""
-        sandbox_id = _checked_id(binding.sandbox_id)
+        sandbox_id = _checked_id(binding)
         api = e2b_module().AsyncSandbox
         await self._call(lambda: api.kill(sandbox_id, **self._options), sandbox_id)
 
@@ -187,7 +187,7 @@ async def connect(address: str) -> E2BSandbox:
     rest = address.removeprefix("e2b://")
     sandbox_id, slash, root = rest.partition("/")
     path = os.fsdecode(urllib.parse.unquote_to_bytes(root))
-    return await E2BProvider().open(Binding("e2b", sandbox_id, f"/{path}" if slash and path else DEFAULT_ROOT))
+    return await E2BProvider().open(Binding("e2b", sandbox_id, check_path(f"/{path}") if slash and path else DEFAULT_ROOT))
 
 
 def _check(spec: SandboxSpec) -> None:
@@ -203,11 +203,11 @@ def _check(spec: SandboxSpec) -> None:
     check_path(spec.workspace_root)
 
 
-def _checked_id(sandbox_id: str) -> str:
+def _checked_id(binding: Binding) -> str:
     """Ids go into the paths of requests as they are."""
-    if not _ID.fullmatch(sandbox_id):
-        raise ProviderError(f"{printable(sandbox_id[:80])!r} is not the id of an E2B sandbox.", code=Code.NO_SANDBOX)
-    return sandbox_id
+    if binding.provider != "e2b" or not _ID.fullmatch(binding.sandbox_id):
+        raise ProviderError(f"{printable(binding.sandbox_id[:80])!r} is not the id of an E2B sandbox.", code=Code.NO_SANDBOX)
+    return binding.sandbox_id
 
 
 def _own(handle: SandboxHandle) -> E2BConnection:

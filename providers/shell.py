@@ -64,7 +64,7 @@ class ShellWorkspace:
             symlinks=True,
             hard_links=True,
             modes=True,
-            mtimes=tools.touch == "ns" and tools.tar == "gnu",
+            mtimes=tools.nanoseconds and tools.touch == "ns" and tools.tar == "gnu",
             owners=tools.uid == 0,
         )
 

@@ -99,7 +99,12 @@ class PrintfRecords(Records):
 
 
 class StatRecords(Records):
-    """By `stat -c`, which cannot print a NUL: two fields a record, each ended by the token."""
+    """By `stat -c`, which cannot print a NUL: two fields a record, each ended by the token. The end has another one, that stands
+    out even after half a record."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__(token)
+        self._end_token = self.token[::-1]
 
     def stat_command(self) -> str:
         """See `Records.stat_command`. `%Y` is in whole seconds, rounded down; `%y` has the nanoseconds, if anything has."""
@@ -113,20 +118,17 @@ class StatRecords(Records):
 
     def end_command(self, word: str) -> str:
         """See `Records.end_command`."""
-        token = self.token.decode()
-        return f"printf 'end//%s{token}{token}' \"{word}\""
+        token = self._end_token.decode()
+        return f"printf '{token}%s{token}' \"{word}\""
 
     def _split(self, data: bytes) -> Iterator[Record]:
-        fields = data.split(self.token)
+        body, ended, end = data.partition(self._end_token)
+        fields = body.split(self.token)
         whole = (len(fields) - 1) // 2 * 2
         for at in range(0, whole, 2):
             parts = fields[at].removeprefix(b"\n").split(b"/", 2)  # `stat` ends each with a line break
             if len(parts) != 3:
                 raise broken("a record makes no sense")
-            if parts[0] == b"end":
-                self.end = parts[2]
-                whole = at + 2
-                break
             if parts[0] == UNREADABLE:
                 yield UNREADABLE, b"", parts[2]
                 continue
@@ -135,6 +137,14 @@ class StatRecords(Records):
             if target is not None:
                 yield numbers, target, parts[2]
         self.rest = self.token.join(fields[whole:])
+        if ended:
+            word, whole_end, rest = end.partition(self._end_token)
+            if self.rest.strip(b"\n"):
+                raise broken("its answer was cut short")
+            if whole_end:
+                self.end, self.rest = word, rest
+            else:
+                self.rest = self._end_token + end
 
 
 def make_records(tools: Tools, token: str) -> Records:

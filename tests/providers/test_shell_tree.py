@@ -341,3 +341,93 @@ async def test_there_is_no_workspace_without_sh(tmp_path: Path) -> None:
             await scan_all(ShellWorkspace(CommandShell(prefix, "x"), str(tmp_path)))
         assert caught.value.code == Code.NOT_CAPABLE
         assert not caught.value.retryable
+
+
+def put(folder: Path, name: str, script: str) -> None:
+    """A tool of this name that comes before the real one."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+ONLY_PRINT0 = 'case "$*" in *-printf*) exit 1 ;; esac; exec /usr/bin/find "$@"'
+WHOLE_SECONDS = """case "$*" in *%.9Y*) echo 5; exit ;; esac; /usr/bin/stat "$@" | sed 's/[.][0-9]\\{9\\} /.000000000 /g'"""
+
+
+async def test_the_stat_of_gnu_does_where_find_prints_nothing_but_names(tmp_path: Path) -> None:
+    put(tmp_path / "tools", "find", ONLY_PRINT0)
+    root = tmp_path / "workspace"
+    base = os.fsencode(root)
+    for name in ODD_NAMES:
+        os.makedirs(base + b"/in-" + name[:200])
+        write(base + b"/in-" + name[:200] + b"/" + name, name)
+        os.symlink(b"x -> " + name, base + b"/l" + name[:200])
+    workspace = ShellWorkspace(make_shell("gnu", first=tmp_path / "tools"), str(root))
+    assert await scan_all(workspace) == await scan_all(DirectWorkspace(root))
+    assert workspace.capabilities.time_granularity_ns == 20_000_000
+
+
+async def test_whole_seconds_are_told_and_trusted_less(tmp_path: Path) -> None:
+    put(tmp_path / "tools", "find", ONLY_PRINT0)
+    put(tmp_path / "tools", "stat", WHOLE_SECONDS)
+    put(tmp_path / "tools", "date", "exec /usr/bin/date +%s")
+    root = tmp_path / "workspace"
+    root.mkdir()
+    (root / "file").write_text("x")
+    workspace = ShellWorkspace(make_shell("gnu", first=tmp_path / "tools"), str(root))
+    (file,) = files_of(await scan_all(workspace))
+    st = os.stat(root / "file")
+    second = 1_000_000_000
+    assert (file.mtime_ns, file.ctime_ns) == (st.st_mtime_ns // second * second, st.st_ctime_ns // second * second)
+    clock = await workspace.clock()
+    assert (clock.granularity_ns, clock.now_ns % second) == (3 * second, 0)
+    can = workspace.capabilities
+    assert (can.ctime, can.mtimes, can.time_granularity_ns) == (False, False, 3 * second)
+    ((data, last),) = await read_all(workspace, [file])
+    assert (data, last.after) == (b"x", file)
+
+
+async def test_a_clock_of_whole_seconds_adds_one_to_what_a_time_has_to_be_older_by(tmp_path: Path) -> None:
+    put(tmp_path / "tools", "date", "exec /usr/bin/date +%s")
+    workspace = ShellWorkspace(make_shell("gnu", first=tmp_path / "tools"), str(tmp_path))
+    assert (await workspace.clock()).granularity_ns == 1_020_000_000
+
+
+async def test_what_vanishes_between_find_and_stat_is_passed_over(tmp_path: Path) -> None:
+    """Case 40: a file, and a folder with all in it."""
+    root = tmp_path / "workspace"
+    for name in ("kept", "gone", "sub/gone", "sub/deeper/gone"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+    put(tmp_path / "tools", "find", ONLY_PRINT0)
+    put(tmp_path / "tools", "stat", f'[ "$#" -lt 5 ] || rm -rf {root}/gone {root}/sub; exec /usr/bin/stat "$@"')
+    workspace = ShellWorkspace(make_shell("gnu", first=tmp_path / "tools"), str(root))
+    assert [entry.path for entry in await scan_all(workspace)] == [b"", b"kept"]
+
+
+@pytest.mark.parametrize("status", [2, 137])
+@pytest.mark.parametrize("tool", ["find", "stat"])
+async def test_a_tool_that_dies_or_fails_midway_is_an_error_and_not_a_smaller_tree(
+    tmp_path: Path, tool: str, status: int
+) -> None:
+    root = tmp_path / "workspace"
+    root.mkdir()
+    for number in range(50):
+        (root / f"f{number}").touch()
+    put(tmp_path / "tools", "find", ONLY_PRINT0)
+    real = f"/usr/bin/{tool}"
+    refuse = 'case "$*" in *-printf*) exit 1 ;; esac'
+    put(tmp_path / "tools", tool, f'{refuse}; [ "$#" -lt 9 ] && exec {real} "$@"; {real} "$@" | head -c 500; exit {status}')
+    with pytest.raises(ProviderError) as caught:
+        await scan_all(ShellWorkspace(make_shell("gnu", first=tmp_path / "tools"), str(root)))
+    assert caught.value.code == Code.SANDBOX_UNAVAILABLE
+
+
+async def test_an_error_of_the_disk_is_not_a_smaller_tree(tmp_path: Path) -> None:
+    root = tmp_path / "workspace"
+    root.mkdir()
+    complains = "echo \"find: './x': Input/output error\" >&2; exit 1"
+    failing = f'/usr/bin/find "$@"; case "$*" in *.snapcore-stage*) {complains} ;; esac'
+    put(tmp_path / "tools", "find", failing)
+    with pytest.raises(ProviderError, match="Input/output error"):
+        await scan_all(ShellWorkspace(make_shell("gnu", first=tmp_path / "tools"), str(root)))

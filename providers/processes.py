@@ -135,11 +135,13 @@ def _kill(group: int) -> None:
 
 async def _buried(process: asyncio.subprocess.Process) -> None:
     """Wait for the process, and let go of pipes that what it left behind may hold open."""
-    assert process.stdin is not None
-    process.stdin.close()
     transport: asyncio.SubprocessTransport = process._transport  # type: ignore[attr-defined]  # the one way to its pipes
-    transport.close()
+    for number in range(3):
+        pipe = transport.get_pipe_transport(number)
+        if pipe is not None:
+            pipe.close()
     await process.wait()
+    transport.close()  # not before: it would take the exit code that asyncio waits for
 
 
 def cannot_start(program: str, error: OSError) -> ProviderError:

@@ -48,7 +48,7 @@ echo {mark}-; exit 125"""
 def command_text(mark: str, words: Sequence[str], *, cwd: str | None, root: str, environment: Mapping[str, str] | None) -> bytes:
     """The input of `loader`: go to `cwd` (`root` if there is one), set the environment, become the command."""
     lines = [f"export {MARK_VARIABLE}={mark}"]
-    lines.append(f"cd -- {_word(cwd)} || exit 126" if cwd else f"cd -- {_word(root)} 2>/dev/null")
+    lines.append(f"cd -- {_word(cwd)} || exit 126" if cwd else f"[ -x {_word(root)} ] && cd -- {_word(root)}")
     lines += [f"export {name}={_word(value)}" for name, value in (environment or {}).items()]
     lines.append("exec " + " ".join(_word(word) for word in words))
     return "\n".join([*lines, mark, ""]).encode("utf-8", "surrogateescape")

@@ -61,6 +61,7 @@ while [ -n "$rest" ]; do
     cd -P "./$c" 2>/dev/null || say fail 'a staged folder cannot be entered'
 done
 take() {
+    umask 0 # busybox takes it off the modes that are asked for
     tar -x -p $owners -f -
     r=$?
     [ $r != 0 ] || cat >/dev/null
@@ -358,8 +359,11 @@ class ShellStage:
         placed = {step.path: step.staged for step in journal.placements() if step.staged in self._folders}
         disturbed = {split(step.path)[0] for step in journal.placements()}
         settled: set[bytes] = set()
+        if self._tools.tar != "gnu" and self._tools.uid != 0:
+            placed = {}  # busybox sets the mode of a folder that is there for the superuser only
+        at: dict[bytes, bytes | None] = {}
         for step in journal.metadata():
-            staged = _staged_at(step.path, placed)
+            staged = _staged_at(step.path, placed, at)
             ready = step.mode is not None and step.mtime_ns is not None and step.path not in disturbed
             if staged is not None and ready and staged in self._folders:
                 self._add(FOLDER, staged, mode=step.mode or 0, mtime_ns=step.mtime_ns or 0, owner=step.owner)
@@ -429,11 +433,16 @@ def _place(staged: bytes) -> tuple[bytes, bytes]:
     return path[:cut], path[cut + 1 :]
 
 
-def _staged_at(path: bytes, placed: Mapping[bytes, bytes]) -> bytes | None:
-    """Where what will be at `path` is staged, if that is inside a new folder and not one itself."""
+def _staged_at(path: bytes, placed: Mapping[bytes, bytes], known: dict[bytes, bytes | None]) -> bytes | None:
+    """Where what will be at `path` is staged, if that is inside a new folder and not one itself. `known` remembers answers for
+    parents."""
     parent = split(path)[0]
-    while parent:
-        if parent in placed:
-            return placed[parent] + path[len(parent) :]
-        parent = split(parent)[0]
-    return None
+    passed = []
+    here = parent
+    while here and here not in known and here not in placed:
+        passed.append(here)
+        here = split(here)[0]
+    top = (here if here in placed else known.get(here)) if here else None
+    for folder in passed:
+        known[folder] = top
+    return placed[top] + path[len(top) :] if top else None

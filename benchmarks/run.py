@@ -5,6 +5,7 @@
     python benchmarks/run.py --maker SCRIPT          SCRIPT make DIR --files N --big-mb N, and SCRIPT step DIR --seed N
     python benchmarks/run.py --growth                how cost grows with files, checkpoints, threads and bytes (growth.py)
     python benchmarks/run.py --s3                    snapcore and restic against an S3 server with latency (s3.py)
+    python benchmarks/run.py --docker IMAGE          a running container beside docker commit, cp and export (containers.py)
 
 Seconds depend on the machine and on what else it does; the ratios within one run are what counts.
 """
@@ -249,6 +250,7 @@ def main() -> None:
         "--growth", nargs="*", metavar="PART", help="measure how cost grows instead: files checkpoints threads bytes"
     )
     parser.add_argument("--s3", action="store_true", help="measure against an S3 server instead (s3.py)")
+    parser.add_argument("--docker", metavar="IMAGE", help="measure on a container of this image instead (containers.py)")
     parser.add_argument("--scratch", help="folder for trees and repositories (default: a temporary one)")
     args = parser.parse_args()
     if not Path(SNAPCORE).exists():
@@ -262,6 +264,10 @@ def main() -> None:
             from s3 import s3
 
             table = s3(Path(scratch), *_maker(args))
+        elif args.docker:
+            from containers import containers
+
+            table = containers(Path(scratch), *_maker(args), args.docker)
         else:
             bench = Bench(Path(scratch), *_maker(args), args.rounds)
             bench.run()

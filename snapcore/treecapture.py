@@ -37,6 +37,9 @@ __all__ = ["Base", "TreeCapture", "TreeResult"]
 SEGMENT_BYTES: Final = 4 << 20
 SEGMENT_FILES: Final = 1_024
 SEGMENT_ENTRIES: Final = 8_192
+AWAY_BYTES: Final = 64 << 20  # for a workspace that is not on this host, where every read is a call
+AWAY_FILES: Final = 8_192
+AWAY_ENTRIES: Final = 32_768
 LOOK_PAGES: Final = 64  # manifest pages fetched together
 SAVE_PAGES: Final = 64  # manifest pages stored together
 
@@ -110,8 +113,9 @@ class _Slice:
 
 @dataclass(slots=True)
 class _Segment:
-    """A run of the tree whose files are read together."""
+    """A run of the tree whose files are read together; larger when they are `away`."""
 
+    away: bool = False
     items: list[_Row | _Reused] = field(default_factory=list)
     pending: list[PendingFile] = field(default_factory=list)
     size: int = 0
@@ -124,9 +128,11 @@ class _Segment:
         if isinstance(item, _Row) and item.pending is not None:
             self.pending.append(item.pending)
             self.size += item.stat.size
+            if self.away:
+                return self.size >= AWAY_BYTES or len(self.pending) >= AWAY_FILES
             return self.size >= SEGMENT_BYTES or len(self.pending) >= SEGMENT_FILES
         self.entries += len(item.stats) if isinstance(item, _Reused) else 1
-        return self.entries >= SEGMENT_ENTRIES
+        return self.entries >= (AWAY_ENTRIES if self.away else SEGMENT_ENTRIES)
 
 
 class TreeCapture:
@@ -197,12 +203,13 @@ class TreeCapture:
     # ---- the scan beside the base
 
     async def _segments(self) -> AsyncIterator[_Segment]:
-        segment = _Segment()
+        away = self._workspace.host_path is None
+        segment = _Segment(away)
         async for items in self._items():
             for item in items:
                 if segment.add(item):
                     yield segment
-                    segment = _Segment()
+                    segment = _Segment(away)
         if segment.items:
             yield segment
 

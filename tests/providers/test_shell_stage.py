@@ -207,13 +207,12 @@ async def test_modes_times_and_odd_names_come_back(tmp_path: Path, kind: str) ->
         assert os.readlink(os.path.join(folder, b"l" + name)) == name * 60
 
 
-@pytest.mark.parametrize("kind", ["gnu", "busybox"])
-async def test_folders_too_deep_for_one_path_are_restored(tmp_path: Path, kind: str) -> None:
-    """Not under bash, which looks at every folder above at every step: it gets there after minutes."""
+async def test_folders_too_deep_for_one_path_are_restored(tmp_path: Path) -> None:
+    """With GNU's tools under dash. Bash and busybox look at every folder above at every step: it takes them minutes."""
     depth = 2200
     staged = [b"/".join([b"0"] + [b"d"] * level) for level in range(depth)]
     report = await restore(
-        StagedWorkspace(tmp_path, make_shell(kind)),
+        StagedWorkspace(tmp_path, make_shell("gnu")),
         [*(StageFolder(path) for path in staged), staged_file(staged[-1] + b"/file", b"deep")],
         [
             PlaceStep(b"0", b"top"),
@@ -231,7 +230,7 @@ async def test_folders_too_deep_for_one_path_are_restored(tmp_path: Path, kind: 
     assert os.listdir(fd) == ["file"]
     os.close(fd)
     report = await restore(
-        StagedWorkspace(tmp_path, make_shell(kind)),
+        StagedWorkspace(tmp_path, make_shell("gnu")),
         [staged_file(b"0", b"new")],
         [PlaceStep(b"0", b"top" + staged[-1][1:] + b"/file"), SetMetaStep(b"top" + staged[-1][1:], 0o700, MTIME)],
     )

@@ -22,6 +22,7 @@ from snapcore.sandboxes import SandboxHandle, SandboxProvider, SandboxSpec
 from snapcore.testing.trees import compare_trees, make_tree
 
 from .. import docker_engine as engines  # noqa: TID252  # the tests are no package that could be named
+from .. import services  # noqa: TID252
 from .. import ssh_server as servers  # noqa: TID252
 from .e2b_service import REAL, need_server
 
@@ -64,7 +65,13 @@ def by_ssh(given: Given) -> Opened:
     return at(f"ssh://{server.user}@127.0.0.1:{server.port}{folder}")
 
 
+def need_superuser() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only the superuser can become somebody else, or change the root")
+
+
 def as_another_user(given: Given) -> Opened:
+    need_superuser()
     base: Path = given.getfixturevalue("shared")
     (base / "owned").mkdir()
     os.chown(base / "owned", NOBODY, NOBODY)
@@ -72,10 +79,14 @@ def as_another_user(given: Given) -> Opened:
 
 
 def busybox_alone(given: Given) -> Opened:
+    need_superuser()
     base: Path = given.getfixturevalue("shared")
     program = shutil.which("busybox")
     if program is None:
-        pytest.skip("busybox is not installed (Debian: apt-get install busybox-static)")
+        reason = "busybox is not installed (Debian: apt-get install busybox-static)"
+        if os.environ.get(services.REQUIRED):
+            pytest.fail(reason)
+        pytest.skip(reason)
     for name in ("bin", "dev", "tmp", "work"):
         (base / name).mkdir()
     os.mknod(base / "dev" / "null", 0o020666, os.makedev(1, 3))

@@ -31,6 +31,7 @@ from .treeslices import slice_scan
 __all__ = ["Counts", "RestorePlanner", "Scope", "Window", "link_target"]
 
 SHOWN_PATHS: Final = 20
+SECOND: Final = 1_000_000_000  # in nanoseconds
 
 
 class Scope:
@@ -342,7 +343,7 @@ class RestorePlanner:
     def _match_folder(self, entry: Entry, stat: FileStat) -> None:
         if not self._scope.holds(entry.path):
             return
-        same = stat.mode == self._mode(entry) and stat.mtime_ns == entry.mtime_ns and self._same_owner(entry, stat)
+        same = stat.mode == self._mode(entry) and self._same_time(entry, stat) and self._same_owner(entry, stat)
         if same:
             self.counts.unchanged += 1
         else:
@@ -354,7 +355,7 @@ class RestorePlanner:
 
     def _match_file(self, entry: Entry, stat: FileStat, same: bool) -> None:
         first = entry.hardlink or (entry.path if entry.path in self._target.groups else b"")
-        same_meta = stat.mode == self._mode(entry) and stat.mtime_ns == entry.mtime_ns and self._same_owner(entry, stat)
+        same_meta = stat.mode == self._mode(entry) and self._same_time(entry, stat) and self._same_owner(entry, stat)
         if first:
             self._match_hard_link(entry, stat, first, same=same and same_meta)
             return
@@ -389,6 +390,12 @@ class RestorePlanner:
 
     def _claim_inode(self, stat: FileStat, path: bytes) -> bool:
         return self._inodes.setdefault((stat.device, stat.inode), path) == path
+
+    def _same_time(self, entry: Entry, stat: FileStat) -> bool:
+        """Whether the modification time is the entry's, as far as the workspace can set it: some tools set whole seconds."""
+        if stat.mtime_ns == entry.mtime_ns:
+            return True
+        return not self._workspace.capabilities.mtimes and stat.mtime_ns // SECOND == entry.mtime_ns // SECOND
 
     def _same_owner(self, entry: Entry, stat: FileStat) -> bool:
         return not self._owners or (entry.uid, entry.gid) == (stat.uid, stat.gid)

@@ -96,6 +96,7 @@ def _many(kind: str, counts: tuple[int, ...]) -> Callable[[Path, Table], None]:
             _note(table, f"verify, many {kind}", size, _command(repository, "verify", "-q"))
             _note(table, f"gc, nothing to free, many {kind}", size, _command(repository, "gc", "--no-repack", "-q"))
         if kind == "checkpoints":
+            size = f"{done:,} checkpoints"
             keep = ("--thread", "bench", "--keep-last", "10")
             _note(table, "forget all but 10", size, _command(repository, "forget", *keep, "-q"))
             _note(table, "gc after it", size, _command(repository, "gc", "--grace", "0", "-q"))

@@ -30,16 +30,17 @@ async def repair(
     hurt, or without --yes when there is something to do."""
     import snapcore
 
-    with progress(invocation, "repair") as on_progress:
-        if yes:
+    if yes:
+        with progress(invocation, "repair") as on_progress:
             report = await snapcore.repair_repository(
                 invocation.repo, database=invocation.database, read_data=read_data, on_progress=on_progress
             )
-        else:
-            plan = await snapcore.plan_repair(
-                invocation.repo, database=invocation.database, read_data=read_data, on_progress=on_progress
-            )
-    return _tell_report(invocation, report) if yes else _tell_plan(invocation, plan)
+        return _tell_report(invocation, report)
+    with progress(invocation, "repair") as on_progress:
+        plan = await snapcore.plan_repair(
+            invocation.repo, database=invocation.database, read_data=read_data, on_progress=on_progress
+        )
+    return _tell_plan(invocation, plan)
 
 
 def _tell_plan(invocation: Invocation, plan: "RepairPlan") -> int:

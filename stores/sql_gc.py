@@ -6,7 +6,7 @@ Time of condemnation and of deletion share the column `condemned_at`: each says 
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Row, Select, and_, delete, exists, or_, select, update
+from sqlalchemy import ColumnElement, Row, and_, delete, exists, or_, select, update
 
 from snapcore.errors import Code, RepositoryError
 from snapcore.maintenance import Maintenance, PackContents, Roots
@@ -222,7 +222,7 @@ def _still(mark: int) -> ColumnElement[bool]:
 def _condemn(tx: Transaction, which: ColumnElement[bool], pack_ids: Sequence[str]) -> list[str]:
     condemned: list[str] = []
     for some in batches(pack_ids):
-        chosen: Select[tuple[int, str]] = select(_PACKS.c.number, _PACKS.c.pack_id).where(_PACKS.c.pack_id.in_(some), which)
+        chosen = select(_PACKS.c.number, _PACKS.c.pack_id).where(_PACKS.c.pack_id.in_(some), which)
         rows = tx.connection.execute(chosen).all()
         numbers = [row.number for row in rows]
         tx.connection.execute(

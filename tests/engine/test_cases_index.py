@@ -40,7 +40,7 @@ def functions() -> list[tuple[str, str, str]]:
     """(module, name, docstring) of each test."""
     return [
         (path.relative_to(TESTS).as_posix(), node.name, ast.get_docstring(node) or "")
-        for path in sorted(TESTS.rglob("test_*.py"))
+        for path in sorted([*TESTS.rglob("test_*.py"), *TESTS.rglob("*_cases.py")])
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
     ]

@@ -21,6 +21,7 @@ STDERR_KEPT: Final = 8 << 10
 FRAME_HEADER: Final = 8
 IDLE_SECONDS: Final = 900.0  # without a byte either way the connection is taken for dead
 KILL_SECONDS: Final = 20.0
+LONG_PAUSE: Final = 0.1  # seconds; the exit code comes sooner than that after the output
 SAYS_PID: Final = "echo $$ >&2\n"  # the first line of stderr: a process group of its own, which is how a command is ended
 MAX_PID_LINE: Final = 24
 
@@ -164,9 +165,15 @@ class DockerPipe:
     async def _exit_code(self) -> int:
         pause = 0.005
         for _ in range(60):
-            state: dict[str, Any] = await self._engine.run(lambda: self._engine.api.exec_inspect(self._exec))
+            try:
+                state: dict[str, Any] = await self._engine.run(lambda: self._engine.api.exec_inspect(self._exec))
+            except ProviderError:
+                await self._check_alive()  # of a container that is gone, the engine forgets the commands
+                raise
             if not state.get("Running") and state.get("ExitCode") is not None:
                 return int(state["ExitCode"])
+            if pause > LONG_PAUSE:  # of a container that was removed, the engine goes on saying that its commands run
+                await self._check_alive()
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.5)
         raise _broken()

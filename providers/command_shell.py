@@ -12,6 +12,7 @@ from typing import Final
 from snapcore.errors import Code, ProviderError, printable
 from snapcore.sandboxes import ExecResult
 
+from .shell_exec import Beginning, new_mark
 from .threads import uncancelled
 
 __all__ = ["CommandPipe", "CommandShell"]
@@ -26,6 +27,7 @@ class CommandShell:
 
     `quoted` is for prefixes that join their arguments with spaces and hand them to a remote shell, as ssh does: the whole
     command then goes as one argument, quoted for that shell. A script may hold bytes that are not UTF-8 by surrogate escapes.
+    What a login script prints before it is passed over.
     """
 
     def __init__(self, prefix: Sequence[str], sandbox_id: str, *, quoted: bool = False) -> None:
@@ -41,18 +43,20 @@ class CommandShell:
     def pipe(self, script: str, stdin: bytes | AsyncIterator[bytes] = b"") -> "CommandPipe":
         """See `Shell.pipe`. That the far end cannot be reached shows in the exit code of the prefix only. `NOT_CAPABLE` when the
         prefix's own program cannot be run."""
-        command = ["sh", "-c", script]
+        mark = new_mark()
+        command = ["sh", "-c", f"echo {mark}+\n{script}"]
         if self._quoted:
             command = [shlex.join(command)]
-        return CommandPipe([os.fsencode(part) for part in (*self._prefix, *command)], stdin)
+        return CommandPipe([os.fsencode(part) for part in (*self._prefix, *command)], stdin, Beginning(mark))
 
 
 class CommandPipe:
     """One process. Written to, read from, and its stderr drained at the same time, so that none of the three blocks another."""
 
-    def __init__(self, command: Sequence[bytes], stdin: bytes | AsyncIterator[bytes]) -> None:
+    def __init__(self, command: Sequence[bytes], stdin: bytes | AsyncIterator[bytes], beginning: Beginning) -> None:
         self._command = command
         self._stdin = stdin
+        self._beginning = beginning
         self._stderr = bytearray()
         self._tasks: list[asyncio.Task[None]] = []
         self._process: asyncio.subprocess.Process
@@ -78,10 +82,13 @@ class CommandPipe:
         await uncancelled(self._end())
 
     async def stdout(self) -> AsyncIterator[bytes]:
-        """See `Pipe.stdout`: pieces of at most 1 MiB."""
+        """See `Pipe.stdout`: pieces of at most 1 MiB. `ProviderError` `NOT_CAPABLE` when it is no shell that answers."""
         assert self._process.stdout is not None
         while piece := await self._process.stdout.read(PIECE):
-            yield piece
+            if own := self._beginning.passed(piece):
+                yield own
+            elif self._beginning.noisy:
+                raise ProviderError(f"What answers behind {printable(self._command[0])} is no shell.", code=Code.NOT_CAPABLE)
 
     async def wait(self) -> ExecResult:
         """See `Pipe.wait`. An exit code below 0 is the number of the signal that ended the process. An error of what iterates

@@ -28,14 +28,17 @@ STALL_SECONDS: Final = 300.0  # a pipe that is silent for longer is taken for de
 MAX_ANSWER: Final = 1 << 20
 MAX_WORD: Final = 20
 MAX_REASON: Final = 300
+NO_NULL: Final = 97  # the exit code of `PROBE` where scripts would wait, or leave a file, for want of /dev/null
 
 ENVIRONMENT: Final = "LC_ALL=C TZ=UTC0 QUOTING_STYLE=literal; export LC_ALL TZ QUOTING_STYLE\n"
 """How every script begins: what the tools print depends on no setting of the sandbox."""
 
 PROBE: Final = (
     ENVIRONMENT
-    + r"""
-is() { printf '%s=%s\n' "$1" "$2"; }
+    + """
+[ -c /dev/null ] || exit 97
+"""
+    + r"""is() { printf '%s=%s\n' "$1" "$2"; }
 is uid "$(id -u 2>/dev/null)"
 is gid "$(id -g 2>/dev/null)"
 find=
@@ -192,6 +195,10 @@ async def finished(pipe: Pipe) -> ExecResult:
             result = await pipe.wait()
     except TimeoutError:
         raise broken("its command does not end") from None
+    if result.exit_code == NO_NULL:
+        raise ProviderError(
+            "The sandbox lacks `/dev/null`.", code=Code.MISSING_TOOL, hint="Mount a /dev in it, or make the device."
+        )
     if result.exit_code in (126, 127):
         raise ProviderError(f"The sandbox has no `sh` that could be run: {_last_line(result)}.", code=Code.NOT_CAPABLE)
     if result.exit_code or result.truncated:

@@ -83,6 +83,17 @@ async def test_a_cancelled_caller_leaves_nothing_at_work(tmp_path: Path) -> None
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
+async def test_what_a_login_script_prints_is_no_output() -> None:
+    shell = CommandShell(["sh", "-c", 'echo Welcome; printf "uid=5\nno end"; exec "$@"', "x"], "x")
+    assert await output_of(shell, "cat; exit 3", b"own\n") == (b"own\n", 3, b"")
+
+
+async def test_what_talks_without_end_and_is_no_shell_is_told_so() -> None:
+    with pytest.raises(ProviderError) as caught:
+        await output_of(CommandShell(["sh", "-c", "exec cat /dev/zero", "x"], "x"), "echo never")
+    assert caught.value.code == Code.NOT_CAPABLE
+
+
 @pytest.mark.parametrize("sh", ["dash", "bash", "busybox"])
 async def test_any_name_is_one_word_of_a_script(sh: str) -> None:
     program = shutil.which(sh)

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -333,6 +334,33 @@ async def test_a_tool_that_is_missing_is_named_where_it_is_needed(tmp_path: Path
         await (scan_all(workspace) if tool == "find" else read_all(workspace, files))
     assert caught.value.code == Code.MISSING_TOOL
     assert f"`{tool}`" in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a chroot needs root")
+@pytest.mark.parametrize("folders", [["bin", "w"], ["bin", "w", "dev"]])
+def test_a_sandbox_without_dev_null_is_told_so_and_left_alone(tmp_path: Path, folders: list[str]) -> None:
+    """Without it a shell cannot begin what runs in the background, and what waits for that would wait for good; where there is
+    a /dev, root would leave a file in it."""
+    busybox = shutil.which("busybox")
+    if busybox is None:
+        pytest.skip("busybox is not installed")
+    for name in folders:
+        (tmp_path / name).mkdir()
+    subprocess.run([busybox, "--install", tmp_path / "bin"], check=True)
+    workspace = ShellWorkspace(CommandShell(["chroot", str(tmp_path)], "x"), "/w")
+
+    async def stage() -> None:
+        await workspace.open_stage()
+
+    async def scan() -> None:
+        await scan_all(workspace)
+
+    for work in (scan, stage):
+        with pytest.raises(ProviderError, match="/dev/null") as caught:
+            asyncio.run(work())
+        assert caught.value.code == Code.MISSING_TOOL
+    assert sorted(os.listdir(tmp_path)) == sorted(folders)
+    assert [path for name in folders if name != "bin" for path in (tmp_path / name).iterdir()] == []
 
 
 async def test_there_is_no_workspace_without_sh(tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def make_container(docker_engine: engines.Engine, docker_api: Any) -> Iterator[M
 
 
 class Proxy:
-    """A TCP port that leads to the engine. Counts requests and bytes; `break_after` cuts every connection, and refuses new ones,
-    once so many bytes came from the engine."""
+    """A TCP port that leads to the engine. Counts requests and bytes. `break_after` and `break_after_sent` cut every connection,
+    and refuse new ones, once so many bytes came from the engine or went to it; `mend` lets them through again."""
 
     def __init__(self, host: str) -> None:
         self._path = host.removeprefix("unix://")
@@ -79,6 +79,7 @@ class Proxy:
         self.sent = 0
         self.received = 0
         self.break_after: int | None = None
+        self.break_after_sent: int | None = None
         self.broken = asyncio.Event()
 
     async def start(self) -> str:
@@ -95,6 +96,11 @@ class Proxy:
         """Every connection that is open now breaks."""
         for writer in list(self._open):
             writer.transport.abort()
+
+    def mend(self) -> None:
+        """No more breaks."""
+        self.break_after = self.break_after_sent = None
+        self.broken.clear()
 
     @property
     def calls(self) -> list[str]:
@@ -127,10 +133,11 @@ class Proxy:
                 self.sent += len(data)
             else:
                 self.received += len(data)
-                if self.break_after is not None and self.received >= self.break_after:
-                    self.broken.set()
-                    self.cut()
-                    raise ConnectionResetError
+            count, limit = (self.sent, self.break_after_sent) if up else (self.received, self.break_after)
+            if limit is not None and count >= limit:
+                self.broken.set()
+                self.cut()
+                raise ConnectionResetError
             target.write(data)
             await target.drain()
         if target.can_write_eof():

@@ -1,10 +1,12 @@
 """Containers without any tool, stopped ones and frozen ones, by the engine's archive API alone, on a real engine.
 
-Cases 4, 8, 9, 10, 12, 13, 14, 15, 17, 19, 21, 23, 41 and 50 on Docker. Cases 25 and 26 do not apply: the engine reads as
+Cases 4, 8, 9, 10, 12, 13, 14, 15, 17, 19, 21, 23, 41 and 49 on Docker. Case 50 does not apply: where something is, nothing is
+restored a second time. Cases 25 and 26 do not apply: the engine reads as
 root, and what a scan kept is what is read.
 """
 
 import os
+import resource
 import subprocess
 import tarfile
 from pathlib import Path
@@ -21,9 +23,9 @@ from snapcore.providers.docker_archive import ArchiveWorkspace
 from snapcore.testing.trees import compare_trees, make_tree, mutate_tree
 from snapcore.testing.workspace_suite import Selecting, read_all, restore, scan_all, staged_file
 
-from .docker_fixtures import MakeContainer
+from .checkpoint_cases import EVERYTHING, whole_seconds
+from .docker_fixtures import MakeContainer, Proxy
 
-EVERYTHING = snapcore.FilePolicy.everything()
 SECOND = 1_000_000_000
 
 
@@ -50,16 +52,6 @@ def take(api: Any, container: str, target: Path, path: str = "/workspace/.") -> 
 def differences(a: Path, b: Path) -> list[str]:
     """How two trees differ, besides parts of a second and the times of folders."""
     return [line for line in compare_trees(a, b) if "mtime" not in line]
-
-
-def whole_seconds(tree: Path) -> None:
-    """Give all that lies in a tree times that the archive API can show."""
-    for folder, folders, files in os.walk(os.fsencode(tree), topdown=False):
-        for name in files + folders:
-            path = os.path.join(folder, name)
-            seconds = max(int(os.lstat(path).st_mtime), 1)
-            os.utime(path, (seconds, seconds), follow_symlinks=False)
-    os.utime(tree, (1_700_000_000, 1_700_000_000))
 
 
 @pytest.fixture
@@ -289,20 +281,82 @@ async def test_mounts_are_left_alone_unless_asked_for(
     await handle.close()
 
 
-async def test_a_root_that_is_missing_or_no_folder_is_told(container: str) -> None:
-    for root, code in (("/no/such", Code.MISSING_WORKSPACE), ("/busybox-sleeper", Code.INVALID_WORKSPACE)):
-        if root != "/no/such" and (await opened(container))._container.id and not await _exists(container, root):
-            continue
-        handle = await opened(container, root)
-        with pytest.raises(SnapshotError) as caught:
-            await scan_all(handle.workspace())
-        assert caught.value.code == code
-        await handle.close()
-
-
-async def _exists(container: str, path: str) -> bool:
+async def test_special_files_and_links_out_are_refused_or_skipped_and_excluded_folders_left(
+    container: str, docker_api: Any, tree: Path
+) -> None:
+    """Cases 8, 9, 10, 19 and 41: named, or all the rest is kept."""
+    os.mkfifo(tree / "fifo")
+    (tree / "out").symlink_to("../outside")
+    (tree / "in-root").symlink_to("/workspace/fifo")
+    put(docker_api, container, tree)
     handle = await opened(container)
-    try:
-        return await handle.engine.run(handle.engine.stat, container, path) is not None
-    finally:
-        await handle.close()
+    async with snapcore.open_repository("memory://") as repo:
+        with pytest.raises(SnapshotError) as caught:
+            await repo.capture(handle, thread_id="t")
+        assert caught.value.code == Code.UNSUPPORTED_ENTRY
+        assert set(caught.value.paths) == {b"fifo", b"out"}
+        taken = await repo.capture(handle, thread_id="t", policy=snapcore.FilePolicy(on_unsupported="skip"))
+        paths = {entry.path async for entry in repo.ls(taken)}
+    assert b"in-root" in paths
+    assert not paths & {b"fifo", b"out"}
+    assert (tree / "node_modules").is_dir()
+    assert not [path for path in paths if path.startswith(b"node_modules")]
+    await handle.close()
+
+
+async def test_a_large_file_goes_round_in_little_memory(
+    make_container: MakeContainer, docker_api: Any, docker_host: str, tmp_path: Path
+) -> None:
+    """Case 21: less memory than the file has bytes."""
+    size = 200 << 20
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "target").mkdir()
+    with (tmp_path / "workspace" / "large").open("wb") as file:
+        file.truncate(size)
+    source = await opened(make_container("toolless", host={"binds": [f"{tmp_path}/workspace:/workspace"]}))
+    target = await opened(make_container("toolless", host={"binds": [f"{tmp_path}/target:/workspace"]}))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with snapcore.open_repository("memory://") as repo:
+        await repo.capture(source, thread_id="t")
+        await repo.restore(target, thread_id="t")
+    assert (tmp_path / "target" / "large").stat().st_size == size
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000  # KiB
+    await source.close()
+    await target.close()
+
+
+async def test_transfers_that_are_cut_off_are_told_and_never_taken_for_the_whole(
+    make_container: MakeContainer, docker_api: Any, docker_proxy: Proxy, tree: Path
+) -> None:
+    """Case 23: on the way out, and on the way in."""
+    source = make_container("toolless")
+    put(docker_api, source, tree)
+    handle, target = await opened(source), await opened(make_container("toolless"))
+    async with snapcore.open_repository("memory://") as repo:
+        await repo.capture(str(tree), thread_id="local")
+        docker_proxy.break_after = docker_proxy.received + (4 << 20)
+        with pytest.raises(ProviderError) as out:
+            await repo.capture(handle, thread_id="t")
+        assert list(await repo.list("t")) == []
+        docker_proxy.mend()
+        docker_proxy.break_after_sent = docker_proxy.sent + (4 << 20)
+        with pytest.raises(ProviderError) as back:
+            await repo.restore(target, thread_id="local")
+        docker_proxy.mend()
+        assert {(error.value.code, error.value.retryable) for error in (out, back)} == {(Code.SANDBOX_UNAVAILABLE, True)}
+        await repo.capture(handle, thread_id="t")
+    await handle.close()
+    await target.close()
+
+
+@pytest.mark.parametrize(
+    ("root", "code"), [("/no/such", Code.MISSING_WORKSPACE), ("/busybox-sleeper", Code.INVALID_WORKSPACE)], ids=["none", "file"]
+)
+async def test_a_root_that_is_missing_or_no_folder_is_told(
+    root: str, code: Code, make_container: MakeContainer, docker_host: str
+) -> None:
+    handle = await opened(make_container("toolless"), root)
+    with pytest.raises(SnapshotError) as caught:
+        await scan_all(handle.workspace())
+    assert caught.value.code == code
+    await handle.close()

@@ -215,6 +215,11 @@ class CheckpointCases:
         # besides times, which some tools set in whole seconds
         assert [each.path for each in found.changed if _but_time(each.before) != _but_time(each.after)] == []
         assert self.calls(handle) - calls < 100
+        # it is there, but what lies deeper than a path may be long cannot be read by a shell's tools: named, never left out
+        with pytest.raises(SnapshotError) as caught:
+            await repo.capture(handle, thread_id="read", reread=True)
+        assert caught.value.code == Code.UNREADABLE_ENTRY
+        assert set(caught.value.paths) == {b"/".join([b"d" * 200] * 30) + b"/end"}
 
     async def test_a_large_file_goes_round_in_little_memory(self, repo: Repository, handle: Any) -> None:
         """Case 21: less memory than the file has bytes."""

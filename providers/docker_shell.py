@@ -111,8 +111,7 @@ class DockerPipe:
         if not self._ended:
             async for _ in self.output():
                 pass
-        assert self._feeding is not None
-        await self._feeding
+        await self._fed()
         code = await self._exit_code()
         if code >= 126:
             await self._check_alive()
@@ -161,6 +160,27 @@ class DockerPipe:
             self._pid = int(line)
             return rest
         return whole
+
+    async def _fed(self) -> None:
+        """Wait until all input is sent, or the command has ended: of what it did not take, the engine takes no more either."""
+        feeding = self._feeding
+        assert feeding is not None
+        pause = 0.005
+        while not feeding.done():
+            await asyncio.wait([feeding], timeout=pause)
+            pause = min(2 * pause, 2.0)
+            if not feeding.done() and await self._has_ended():
+                feeding.cancel()
+                await asyncio.wait([feeding])
+        if not feeding.cancelled():
+            feeding.result()
+
+    async def _has_ended(self) -> bool:
+        try:
+            state: dict[str, Any] = await self._engine.run(lambda: self._engine.api.exec_inspect(self._exec))
+        except ProviderError:
+            return True  # the engine does not know it any more; what became of it is asked for next
+        return not state.get("Running") and state.get("ExitCode") is not None
 
     async def _exit_code(self) -> int:
         pause = 0.005

@@ -219,6 +219,15 @@ async def test_input_ends_and_output_still_comes_at_a_distance_and_through_tls(
         await handle.close()
 
 
+async def test_a_command_that_does_not_take_its_input_ends_nevertheless(make_container: MakeContainer, docker_host: str) -> None:
+    """More than all buffers on the way hold: the engine takes no more of it once the command has ended."""
+    handle = await connect(f"docker://{make_container()}/tmp")
+    async with asyncio.timeout(120):
+        assert await output(shell_of(handle), "echo done; exit 7", bytes(30 << 20)) == (7, b"done\n", b"")
+        assert (await handle.exec("echo done", stdin=bytes(30 << 20))).stdout == b"done\n"
+    await handle.close()
+
+
 async def test_a_pipe_that_is_left_early_ends_its_processes(
     make_container: MakeContainer, docker_api: Any, docker_host: str
 ) -> None:

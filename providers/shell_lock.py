@@ -67,7 +67,7 @@ fi
 in_stage
 fill() {
     [ -z "$m" ] || printf '%s \0' "$m" >./opened
-    printf '%s' "$owner" >./owner && mkdir ./new ./trash ./meta
+    printf '%s' "$owner" | cat >./owner && mkdir ./new ./trash ./meta # cat says why it cannot, printf does not
 }
 if ! said=$(fill 2>&1); then
     dismantle "$was"
@@ -117,7 +117,7 @@ o=
 [ "$o" = "$judged" ] || say lost
 mark
 sign() {
-    printf '%s' "$owner" >./owner.new && mv -f ./owner.new ./owner
+    printf '%s' "$owner" | cat >./owner.new && mv -f ./owner.new ./owner
 }
 if ! said=$(sign 2>&1); then
     [ -f ./journal ] || rm -rf ./new # the disk may be full of it

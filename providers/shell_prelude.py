@@ -239,8 +239,9 @@ async def ask(
 def failure(what: str, said: bytes) -> ProviderError:
     """A step that a tool of the sandbox could not do, by what it said."""
     lines = said.strip().splitlines()
-    reason = printable(lines[-1][-300:]) if lines else "no reason was given"
-    if b"No space left" in said or b"quota exceeded" in said:
+    full = [line for line in lines if b"No space left" in line or b"quota exceeded" in line]
+    reason = printable((full or lines)[-1][-300:]) if lines else "no reason was given"
+    if full:
         code, hint = Code.SANDBOX_FULL, "Free some space there. The workspace is as it was."
     elif any(word in said for word in (b"ermission denied", b"not permitted", b"ead-only file system")):
         code, hint = Code.NOT_CAPABLE, "The workspace is as it was."

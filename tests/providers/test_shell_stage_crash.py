@@ -461,10 +461,16 @@ async def test_a_full_disk_is_a_typed_error_and_leaves_the_tree(small_disk: Path
     with pytest.raises(ProviderError) as caught:
         await write_and_seal(stage, too_much)
     assert caught.value.code == Code.SANDBOX_FULL
+    assert "No space left" in str(caught.value)
     (small_disk / "filler").write_bytes(b"")
     with contextlib.suppress(OSError):
         fill(small_disk / "filler")
     await stage.abort()
+    with contextlib.suppress(OSError):  # what the stage had, too
+        fill(small_disk / "filler")
+    with pytest.raises(ProviderError, match="No space left") as caught:
+        await StagedWorkspace(small_disk, make_shell(kind)).open_stage()
+    assert caught.value.code == Code.SANDBOX_FULL
     assert sorted(os.listdir(small_disk)) == ["filler", "kept"]
 
 

@@ -115,9 +115,9 @@ class Shell(Protocol):
         ...
 
     def pipe(self, script: str, stdin: bytes | AsyncIterator[bytes] = b"") -> AbstractAsyncContextManager[Pipe]:
-        """Run `sh -c script` as the handle's user. `ProviderError` `SANDBOX_UNAVAILABLE` when the connection fails (retryable), or
-        when the sandbox is there and does not run (not retryable: it has to be started); `NO_SANDBOX` when it is gone for good;
-        `NOT_CAPABLE` when there is no `sh`."""
+        """Run `sh -c script` as the handle's user. `ProviderError` `SANDBOX_UNAVAILABLE` when the connection fails (retryable),
+        or when the sandbox is there and does not run (not retryable: it has to be started); `NO_SANDBOX` when it is gone for
+        good; `NOT_CAPABLE` when there is no `sh`."""
         ...
 
 

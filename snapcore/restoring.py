@@ -285,7 +285,7 @@ class _Restore:
                 f"The restored workspace is not as the checkpoint: {shown}.",
                 code=Code.VERIFY_FAILED,
                 paths=[p for p, _ in wrong],
-                hint="Something else changes these files, or the sandbox's tools cannot reach them. Mend that, and restore again.",
+                hint="Something else changes these files, or the sandbox's tools cannot reach them. Mend it, then restore.",
             )
 
     def _compare(

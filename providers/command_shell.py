@@ -12,7 +12,7 @@ from typing import Final
 from snapcore.errors import Code, ProviderError, printable
 from snapcore.sandboxes import ExecResult
 
-from .shell_exec import Beginning, new_mark
+from .shell_exec import Beginning, new_mark, unreachable
 from .threads import uncancelled
 
 __all__ = ["CommandPipe", "CommandShell"]
@@ -27,7 +27,7 @@ class CommandShell:
 
     `quoted` is for prefixes that join their arguments with spaces and hand them to a remote shell, as ssh does: the whole
     command then goes as one argument, quoted for that shell. A script may hold bytes that are not UTF-8 by surrogate escapes.
-    What a login script prints before it is passed over.
+    What a login script prints before it is passed over. Every script is sent a line before its input, to see that it is sent any.
     """
 
     def __init__(self, prefix: Sequence[str], sandbox_id: str, *, quoted: bool = False) -> None:
@@ -41,22 +41,25 @@ class CommandShell:
         return self._id
 
     def pipe(self, script: str, stdin: bytes | AsyncIterator[bytes] = b"") -> "CommandPipe":
-        """See `Shell.pipe`. That the far end cannot be reached shows in the exit code of the prefix only. `NOT_CAPABLE` when the
-        prefix's own program cannot be run."""
+        """See `Shell.pipe`. `NOT_CAPABLE` when the prefix's own program cannot be run."""
         mark = new_mark()
-        command = ["sh", "-c", f"echo {mark}+\n{script}"]
+        command = ["sh", "-c", f"IFS= read -r l || {{ echo {mark}-; exit 125; }}; echo {mark}+\n{script}"]
         if self._quoted:
             command = [shlex.join(command)]
-        return CommandPipe([os.fsencode(part) for part in (*self._prefix, *command)], stdin, Beginning(mark))
+        return CommandPipe([os.fsencode(part) for part in (*self._prefix, *command)], stdin, Beginning(mark), self._id)
 
 
 class CommandPipe:
     """One process. Written to, read from, and its stderr drained at the same time, so that none of the three blocks another."""
 
-    def __init__(self, command: Sequence[bytes], stdin: bytes | AsyncIterator[bytes], beginning: Beginning) -> None:
+    def __init__(
+        self, command: Sequence[bytes], stdin: bytes | AsyncIterator[bytes], beginning: Beginning, sandbox_id: str
+    ) -> None:
         self._command = command
+        self._id = sandbox_id
         self._stdin = stdin
         self._beginning = beginning
+        self._heard = False
         self._stderr = bytearray()
         self._tasks: list[asyncio.Task[None]] = []
         self._process: asyncio.subprocess.Process
@@ -88,13 +91,17 @@ class CommandPipe:
             if own := self._beginning.passed(piece):
                 yield own
             elif self._beginning.noisy:
-                raise ProviderError(f"What answers behind {printable(self._command[0])} is no shell.", code=Code.NOT_CAPABLE)
+                raise ProviderError(f"What answers behind {printable(self._id)} is no shell.", code=Code.NOT_CAPABLE)
+        self._heard = True
 
     async def wait(self) -> ExecResult:
         """See `Pipe.wait`. An exit code below 0 is the number of the signal that ended the process. An error of what iterates
-        over the input is raised here."""
+        over the input is raised here. `ProviderError` when all output came and the script had not begun."""
         await asyncio.gather(*self._tasks)
         code = await self._process.wait()
+        failed = unreachable(printable(self._id), code, bytes(self._stderr), self._beginning) if self._heard else None
+        if failed is not None and not self._beginning.begun:
+            raise failed
         return ExecResult(code, stderr=bytes(self._stderr))
 
     async def _feed(self) -> None:
@@ -102,6 +109,7 @@ class CommandPipe:
         assert stdin is not None
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it need not read all
+                stdin.write(b"\n")
                 if isinstance(self._stdin, bytes):
                     stdin.write(self._stdin)
                     await stdin.drain()

@@ -88,6 +88,18 @@ async def test_what_a_login_script_prints_is_no_output() -> None:
     assert await output_of(shell, "cat; exit 3", b"own\n") == (b"own\n", 3, b"")
 
 
+async def test_why_a_script_did_not_begin_is_told() -> None:
+    for prefix, code, said in (
+        (["sh", "-c", 'exec "$@" </dev/null', "x"], Code.NOT_CAPABLE, "no input"),
+        (["sh", "-c", "echo Error: No such container: box >&2; exit 1", "x"], Code.NO_SANDBOX, "No such container"),
+        (["sh", "-c", "echo ssh: no route to host >&2; exit 255", "x"], Code.SANDBOX_UNAVAILABLE, "no route"),
+        (["sh", "-c", "exit 127", "x"], Code.NOT_CAPABLE, "`sh`"),
+    ):
+        with pytest.raises(ProviderError, match=said) as caught:
+            await output_of(CommandShell(prefix, "x"), "echo own", b"input")
+        assert caught.value.code == code
+
+
 async def test_what_talks_without_end_and_is_no_shell_is_told_so() -> None:
     with pytest.raises(ProviderError) as caught:
         await output_of(CommandShell(["sh", "-c", "exec cat /dev/zero", "x"], "x"), "echo never")

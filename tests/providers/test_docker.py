@@ -8,6 +8,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from snapcore.providers.docker_archive import ArchiveWorkspace
 from snapcore.providers.docker_shell import DockerShell
 from snapcore.providers.shell import ShellWorkspace
 from snapcore.testing.trees import compare_trees, make_tree, mutate_tree
-from snapcore.testing.workspace_suite import scan_all
+from snapcore.testing.workspace_suite import Selecting, scan_all
 
 from .. import docker_engine as engines  # noqa: TID252 (tests are no package that could be named)
 from .checkpoint_cases import EVERYTHING, digest
@@ -118,17 +119,17 @@ async def test_frozen_it_is_read_at_rest_and_runs_again(make_container: MakeCont
     handle = await connect(f"docker://{container}/w?freeze=1")
     workspace = handle.workspace()
     assert isinstance(workspace, ArchiveWorkspace)
-    numbers = []
-    for _ in range(4):
-        files = {stat.path: stat for stat in await scan_all(workspace)}
-        if b"b" not in files:
-            continue  # it has hardly begun
-        blocks = [block async for batch in workspace.read([files[b"a"], files[b"b"]]) for block in batch]
-        a, b = (int(bytes(block.data) or b"0") for block in blocks if block.data or block.last)
-        assert a - b in (0, 1)
-        numbers.append(a)
-        assert not docker_api.inspect_container(container)["State"]["Paused"]
-    assert len(set(numbers)) > 1
+    numbers: list[int] = []
+    async with asyncio.timeout(120):
+        while len(set(numbers)) < 3:
+            files = {stat.path: stat for stat in await scan_all(workspace)}
+            if b"b" not in files:
+                continue  # it has hardly begun
+            blocks = [block async for batch in workspace.read([files[b"a"], files[b"b"]]) for block in batch]
+            a, b = (int(bytes(block.data) or b"0") for block in blocks if block.data or block.last)
+            assert a - b in (0, 1)
+            numbers.append(a)
+            assert not docker_api.inspect_container(container)["State"]["Paused"]
     await handle.close()
 
 
@@ -138,11 +139,18 @@ async def test_a_cancelled_freeze_leaves_the_container_running(
     (bound / "large").write_bytes(os.urandom(32 << 20))
     container = make_container(host=at(bound))
     handle = await connect(f"docker://{container}{bound}?freeze=1")
-    scanning = asyncio.create_task(scan_all(handle.workspace()))
-    async with asyncio.timeout(60):
-        while not handle.engine.traffic.received:  # noqa: ASYNC110  # there is no event to wait for
-            await asyncio.sleep(0.001)
+    reached, go = threading.Event(), threading.Event()
+
+    class Waiting(Selecting):
+        def excludes(self, path: bytes, kind: int) -> bool:
+            reached.set()
+            assert go.wait(60)
+            return False
+
+    scanning = asyncio.create_task(scan_all(handle.workspace(), Waiting()))
+    assert await asyncio.to_thread(reached.wait, 60)
     scanning.cancel()
+    go.set()
     with pytest.raises(asyncio.CancelledError):
         await scanning
     assert not docker_api.inspect_container(container)["State"]["Paused"]

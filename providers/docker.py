@@ -461,7 +461,10 @@ def _one_file(name: str, spool: "IO[bytes] | tempfile.SpooledTemporaryFile[bytes
 def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise SnapshotError(
-            f"{printable(name)!r} is no name or id of a container.", code=Code.INVALID_REQUEST, hint="docker://container/root"
+            # what comes before an @ may be a password
+            f"{printable(name.rpartition('@')[2])!r} is no name or id of a container.",
+            code=Code.INVALID_REQUEST,
+            hint="docker://container/root",
         )
     return name
 

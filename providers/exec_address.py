@@ -30,6 +30,7 @@ NO_SSH: Final = "That is no address like ssh://user@host:22/folder."  # it is no
 _USER: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+-]*", re.ASCII)
 _HOST: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*|[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?", re.ASCII)
 _LOGIN: Final = re.compile(r"(^|//)[^/@\s:]*:[^/@\s]+@(?!sha256:)")
+_HEADER: Final = re.compile(r"(?i)\b(proxy-)?authorization\s*[:=]|\bbearer\s+\S")
 _SECRET: Final = re.compile(r"(?i)-*[\w.-]*(passw(or)?d|secret|token|api[-_]?key|credential)s?(=|$)", re.ASCII)
 
 
@@ -119,7 +120,7 @@ def _refuse_credentials(words: list[str]) -> None:
         typed = os.path.basename(word) == "sshpass" and following.startswith("-p")
         name = _SECRET.match(word)
         valued = name is not None and (name[3] == "=" or (word.startswith("-") and not following.startswith(("-", "/"))))
-        if typed or valued or _LOGIN.search(word):
+        if typed or valued or _LOGIN.search(word) or _HEADER.search(word):
             raise _refused(
                 "The address seems to hold a password or a token.",
                 "Let the command take it from its own configuration or from an environment variable.",

@@ -347,9 +347,16 @@ async def test_errors_name_what_is_wrong_and_never_a_value_of_the_environment(
         with pytest.raises(ProviderError) as missing:
             await connect(f"docker://{name}/w")
         assert missing.value.code == Code.NO_SANDBOX
-    for address in ("docker:///w", "docker://a b/w", "docker://x/w?frozen=1", "docker://x/w?freeze=yes"):
+    for address in (
+        "docker:///w",
+        "docker://a b/w",
+        "docker://x/w?frozen=1",
+        "docker://x/w?freeze=yes",
+        "docker://me:pa55word@x/w",
+    ):
         with pytest.raises(SnapshotError) as refused:
             await connect(address)
+        assert "pa55word" not in str(refused.value)
         assert refused.value.code == Code.INVALID_REQUEST
     # a port: of a Unix socket that is not there, the package leaves its own one open, which a later test would be blamed for
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")

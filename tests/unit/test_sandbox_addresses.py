@@ -69,6 +69,8 @@ def test_other_words_are_refused(address: str) -> None:
         "exec:tool --db-password hunter2 /w",
         "exec:sshpass -p hunter2 ssh host /w",
         "exec:sshpass -phunter2 ssh host /w",
+        "exec:curl -H 'Authorization: Basic aHVudGVyMg==' /w",
+        "exec:curl -H 'X-Auth: Bearer hunter2' /w",
         "ssh://dev:hunter2@host/w",
         "ssh://:hunter2@host/w",
         "ssh://dev:hunter2@host:port/w",

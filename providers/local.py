@@ -226,10 +226,11 @@ class LocalProvider:
     async def destroy(self, binding: Binding) -> None:
         """Remove the folder, and end the commands that handles of this provider run there."""
         path = self._path(binding)
+        await in_thread(self._set_aside, path)  # first: a command that ends by it finds its sandbox gone
         for handle in list(self._handles):
             if handle.workspace_root == path:
                 handle.end_commands()
-        await in_thread(self._remove, path)
+        await in_thread(self._remove)
 
     def _path(self, binding: Binding) -> str:
         path = binding.workspace_root
@@ -243,10 +244,13 @@ class LocalProvider:
             raise _no_sandbox(path)
         return path
 
-    def _remove(self, path: str) -> None:
-        """Rename the folder first: whatever comes between, the sandbox is gone, and the rest goes with the next."""
+    def _set_aside(self, path: str) -> None:
+        """Rename the folder: whatever comes between, the sandbox is gone, and what is left goes with the next."""
         with contextlib.suppress(FileNotFoundError):
             os.rename(path, os.path.join(self._base, _DYING + secrets.token_hex(8)))
+
+    def _remove(self) -> None:
+        """Remove all that was set aside."""
         if not os.path.isdir(self._base):
             return
         with _Unlocking(os.open(self._base, FOLDER_FLAGS)) as folders:

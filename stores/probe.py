@@ -219,8 +219,11 @@ class _Probe:
         return ""
 
     async def listing(self) -> str:
-        found = {info.key async for info in self.store.list(f"{self.folder}/fresh-")}
-        _expect(found == {f"{self.folder}/fresh-{n}" for n in range(ROUNDS)}, "not all that was stored is told")
+        wanted = [self.key(f"listed-{number}") for number in range(2)]
+        for key in wanted:
+            await self.store.put(key, b"data")
+        found = {info.key async for info in self.store.list(f"{self.folder}/listed-")}
+        _expect(found == set(wanted), "not all that was stored is told")
         return "for 'snapcore repair'"
 
 

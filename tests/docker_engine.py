@@ -187,8 +187,9 @@ def _debootstrap(root: Path) -> None:
     if done.returncode:
         raise NoEngineError(f"debootstrap failed:\n{done.stdout[-2000:]}")
     shutil.rmtree(root / "var/lib/apt/lists", ignore_errors=True)
-    (root / "etc/passwd").open("a").write("dev:x:1000:1000:dev:/home/dev:/bin/sh\n")
-    (root / "etc/group").open("a").write("dev:x:1000:\n")
+    for name, line in (("passwd", "dev:x:1000:1000:dev:/home/dev:/bin/sh\n"), ("group", "dev:x:1000:\n")):
+        with (root / "etc" / name).open("a") as file:
+            file.write(line)
 
 
 def _mirror() -> str:

@@ -34,7 +34,7 @@ async def main():
     async with snapcore.open_repository(sys.argv[1]) as opened:
         repo = Repository(with_faults(opened.blobs, faults), with_faults(opened.checkpoints, faults), opened.config)
         try:
-            made = await repo.capture(sys.argv[2], thread_id="thread", lease_ttl=1.0, conversation=["frozen"])
+            made = await repo.capture(sys.argv[2], thread_id="thread", lease_ttl=6.0, conversation=["frozen"])
         except SnapcoreError as error:
             print(error.code)
         else:
@@ -67,7 +67,7 @@ async def test_a_writer_that_thaws_after_another_took_over_is_told_and_changes_n
     async with snapcore.open_repository(scene.repo) as repo:
         with pytest.raises(CheckpointWriterConflictError):  # frozen is not dead: its lease has to run out
             await repo.capture(scene.work, thread_id=THREAD, wait=0)
-        winner = await repo.capture(scene.work, thread_id=THREAD, wait=30)
+        winner = await repo.capture(scene.work, thread_id=THREAD, wait=60)
         os.kill(child.pid, signal.SIGCONT)
         output, _ = await asyncio.to_thread(child.communicate)
         assert output.strip() == Code.WRITER_LOST

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 3
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint unit package bench clean

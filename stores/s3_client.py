@@ -33,7 +33,7 @@ class S3Settings:
 
     requests_at_once: int = 16
     bytes_at_once: int = 128 << 20
-    uploads_at_once: int = 4
+    uploads_at_once: int = 3
     connect_timeout: float = 10.0
     read_timeout: float = 60.0
 

@@ -251,5 +251,5 @@ def test_requests_to_aws_itself_name_the_bucket_in_the_host_and_others_in_the_pa
 
 
 async def test_the_number_of_uploads_at_once_is_an_option(s3: S3BlobStore, open_store: Callable[..., S3BlobStore]) -> None:
-    assert s3.uploads_at_once == 4
+    assert s3.uploads_at_once == 3
     assert open_store(uploads_at_once=9).uploads_at_once == 9

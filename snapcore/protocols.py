@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from .ledger import Claim, Event, LedgerStore
 from .maintenance import MaintenanceStore
 from .model import (
     Capabilities,
@@ -144,13 +145,15 @@ class Commit(msgspec.Struct, frozen=True):
 
     `packs`: put into the blob store, their records not entered yet. `own`: packs entered earlier by `add_pack` under this
     lease. `refs`: ids of records referred to by the checkpoint that lie in neither and that the locked head does not
-    refer to. `stats`: stat cache updates saved in the same transaction.
+    refer to. `stats`: stat cache updates saved in the same transaction. `event`: appended to the thread's ledger in the same
+    transaction; a claim that is not the newest raises `CheckpointWriterLostError`, and nothing is committed then.
     """
 
     packs: tuple[PackWrite, ...] = ()
     own: tuple[str, ...] = ()
     refs: tuple[bytes, ...] = ()
     stats: tuple[StatUpdate, ...] = ()
+    event: tuple[Claim, Event] | None = None
 
 
 class Pin(msgspec.Struct, frozen=True):
@@ -170,9 +173,9 @@ class PackInfo(msgspec.Struct, frozen=True):
     commit_seq: int | None
 
 
-class CheckpointStore(MaintenanceStore, Protocol):
-    """Threads, checkpoints, leases, packs and the stat cache: one transactional store. What only gc and repair need of it is in
-    `MaintenanceStore`.
+class CheckpointStore(MaintenanceStore, LedgerStore, Protocol):
+    """Threads, checkpoints, leases, packs, the ledger and the stat cache: one transactional store. What only gc and repair need
+    of it is in `MaintenanceStore`, the ledger in `LedgerStore`.
 
     Every mutating method is one transaction that first locks the repository row; a failure leaves the state unchanged.
     Checkpoints returned are independent values. Lists order by `created_at`, then id as UTF-8 bytes. Invalid thread or

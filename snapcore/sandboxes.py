@@ -9,12 +9,14 @@ import posixpath
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
 from .errors import Code, ProviderError, SnapcoreError, SnapshotError, printable
-from .protocols import Workspace
+
+if TYPE_CHECKING:
+    from .protocols import Workspace
 
 __all__ = [
     "Abilities",
@@ -145,7 +147,7 @@ class SandboxHandle(Protocol):
         """What can be done here."""
         ...
 
-    def workspace(self, root: str | None = None) -> Workspace:
+    def workspace(self, root: str | None = None) -> "Workspace":
         """The bulk view of the files under `root`."""
         ...
 

@@ -19,7 +19,7 @@ ADAPTERS = ("stores", "providers", "cli")
 # Lower layers first. A module may import its own layer and those below.
 LAYERS = (
     ("errors", "model"),
-    ("maintenance", "protocols", "sandboxes"),
+    ("ledger", "maintenance", "protocols", "sandboxes"),
     ("chunking", "packs", "manifest", "config", "durations", "hosts", "idset"),
     (
         "selection",

@@ -20,6 +20,8 @@ from . import registry, repository
 from .repository import Repository
 
 if TYPE_CHECKING:
+    from .autocheckpoint import CheckpointEvery
+    from .model import Checkpoint
     from .repairing import RepairReport
     from .repairplan import RepairPlan
 
@@ -96,6 +98,10 @@ class BlockingRepository:
         """Close both stores. Idempotent."""
         _loop.run(self._inner.close())
 
+    def checkpoint_every(self, sandbox: Any, **options: Any) -> "BlockingCheckpointEvery":
+        """As `Repository.checkpoint_every`, for a `with` block. `on_failure` is called in the background thread."""
+        return BlockingCheckpointEvery(self._inner.checkpoint_every(sandbox, **options))
+
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
         if inspect.iscoroutinefunction(found):
@@ -106,6 +112,27 @@ class BlockingRepository:
 
     def __dir__(self) -> list[str]:
         return dir(self._inner)
+
+
+class BlockingCheckpointEvery:
+    """A `CheckpointEvery` for a `with` block."""
+
+    def __init__(self, inner: "CheckpointEvery") -> None:
+        self._inner = inner
+
+    def __enter__(self) -> Self:
+        _loop.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _loop.run(self._inner.__aexit__(kind, error, trace))
+
+    def checkpoint(self, label: str | None = None) -> "Checkpoint":
+        """Capture now, in turn with the automatic captures."""
+        return _loop.run(self._inner.checkpoint(label))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def _iterate(items: AsyncIterator[T]) -> Iterator[T]:

@@ -6,6 +6,7 @@ Restoring, browsing and verifying are imported where they are used: a capture st
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import inspect
 import os
 from collections.abc import AsyncIterator, Collection, Generator, Mapping, Sequence
@@ -29,6 +30,7 @@ from .registry import connect, load, open_blobs, open_database
 from .selection import FilePolicy
 
 if TYPE_CHECKING:
+    from .autocheckpoint import CheckpointEvery, FailureCallback, Sleep
     from .browse import Diff
     from .collecting import GcReport
     from .forgetting import ForgetReport
@@ -204,6 +206,44 @@ class Repository:
             )
             refuse_own_files(self.blobs, self.checkpoints, [root.workspace for root in request.roots])
             return await capture(self._engine, request)
+
+    def checkpoint_every(
+        self,
+        sandbox: Any,
+        *,
+        thread_id: str,
+        seconds: float,
+        baseline: bool = True,
+        on_completion: bool = True,
+        on_failure: "FailureCallback | None" = None,
+        sleep: "Sleep" = asyncio.sleep,
+        **options: Any,
+    ) -> "CheckpointEvery":
+        """Capture a sandbox every `seconds` seconds while an `async with` block runs: at its start (`baseline`), `seconds` after
+        each capture, and at its end (`on_completion`; not when the block is cancelled). Nothing is made while nothing changes.
+
+        A failed capture never ends the block. It is kept in `failures` of the object that `as` names, handed to `on_failure`
+        and logged; one that may pass is tried again after 1, 2, 4, ... seconds. A capture is left out, and that reported, while
+        another writer holds the thread; a sandbox that is gone ends it (`ended`). To capture by hand in the block, use
+        `checkpoint(label)` of that object, which waits its turn. `options` are those of `capture_with_report`; `sleep` is what
+        waits.
+
+        Raises `SnapshotError` `INVALID_REQUEST` for a time that makes no sense.
+        """
+        from .autocheckpoint import CheckpointEvery
+
+        validate_thread_id(thread_id)
+        take = functools.partial(self.capture_with_report, sandbox, thread_id=thread_id, **options)
+        inspect.signature(take).bind(label=None, skip_unchanged=True)  # an option that there is not is no failure to be kept
+        return CheckpointEvery(
+            take,
+            thread_id=thread_id,
+            seconds=seconds,
+            baseline=baseline,
+            on_completion=on_completion,
+            on_failure=on_failure,
+            sleep=sleep,
+        )
 
     # ---- restore
 

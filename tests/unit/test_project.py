@@ -63,7 +63,7 @@ LAYERS = (
         "verification",
     ),
     ("registry", "databases"),
-    ("repository", "rebuilding", "direct_calls", "blocking"),
+    ("repository", "rebuilding", "direct_calls", "blocking", "autocheckpoint"),
 )
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 

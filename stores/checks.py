@@ -4,7 +4,10 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+import msgspec
+
 from snapcore.errors import Code, SnapshotError
+from snapcore.ledger import MAX_INLINE_OUTPUT, Claim, Event, EventKind, Output
 from snapcore.model import DIGEST_BYTES, Checkpoint, ContentRef, PackWrite, validate_id, validate_text, validate_thread_id
 from snapcore.protocols import Commit
 
@@ -12,21 +15,28 @@ __all__ = [
     "REASONS",
     "check_checkpoint",
     "check_commit",
+    "check_event",
     "check_idempotency_key",
     "check_label",
     "check_pack",
     "check_pack_id",
+    "check_page",
     "check_record_ids",
     "microseconds",
 ]
 
 REASONS: Final = frozenset({"automatic", "named", "fork-root", "rewind"})
 _PACK_ID: Final = re.compile(r"[0-9a-f]{32}")
+_RANDOM_ID: Final = re.compile(r"[0-9a-f]{32}")
+_KINDS: Final = frozenset(kind for name, kind in vars(EventKind).items() if name.isupper())
 _MAX_NUMBER: Final = 2**63 - 1
 
+_encoder = msgspec.msgpack.Encoder()
+_events = msgspec.msgpack.Decoder(Event)
 
-def _invalid(what: str) -> SnapshotError:
-    return SnapshotError(f"Not a valid checkpoint entry: {what}.", code=Code.INVALID_ENTRY)
+
+def _invalid(what: str, entry: str = "checkpoint") -> SnapshotError:
+    return SnapshotError(f"Not a valid {entry} entry: {what}.", code=Code.INVALID_ENTRY)
 
 
 def _check_number(value: object, what: str) -> None:
@@ -124,13 +134,72 @@ def check_pack(pack: PackWrite) -> None:
             raise SnapshotError("A record does not lie inside its pack.", code=Code.INVALID_REQUEST)
 
 
-def check_commit(commit: Commit) -> None:
-    """Refuse a commit whose ids cannot be right."""
+def check_commit(commit: Commit, thread_id: str, checkpoint_id: str) -> None:
+    """Refuse a commit whose ids cannot be right, or whose event is not of this checkpoint of this thread."""
+    _check_parts(commit)
+    if commit.event is None:
+        return
+    claim, event = commit.event
+    check_event(claim, event, None)
+    if claim.thread_id != thread_id or event.checkpoint_id != checkpoint_id:
+        raise _invalid("the event of its commit is not about it")
+
+
+def check_event(claim: Claim, event: Event, commit: Commit | None) -> None:
+    """Refuse (`INVALID_ENTRY`) an event that could not be read back as it is, or whose outputs cannot be right: stored ones need
+    the commit that enters them. `INVALID_ID` for the claim's thread, `INVALID_REQUEST` for such a commit."""
+    validate_thread_id(claim.thread_id)
+    _check_readable(event)
+    for what, value in (("its id", event.id), ("the event it completes", event.started_id), ("what it reruns", event.reruns)):
+        if value is not None and not _RANDOM_ID.fullmatch(value):
+            raise _invalid(f"{what} must be 32 hex digits", "event")
+    if event.kind not in _KINDS:
+        raise _invalid(f"the kind must be one of {', '.join(sorted(_KINDS))}", "event")
+    if event.sandbox_id:
+        validate_text(event.sandbox_id, "A sandbox id", code=Code.INVALID_ENTRY)
+    if event.checkpoint_id is not None:
+        validate_id(event.checkpoint_id)
+    if event.step is not None:
+        _check_number(event.step, "the step")
+    for output in (event.stdout, event.stderr):
+        _check_output(output, stored=commit is not None)
+    if commit is not None:
+        _check_parts(commit)
+        if commit.event is not None:
+            raise SnapshotError("The commit of an event has no event of its own.", code=Code.INVALID_REQUEST)
+
+
+def _check_readable(event: Event) -> None:
+    try:
+        same = _events.decode(_encoder.encode(event)) == event
+    except (msgspec.MsgspecError, TypeError, UnicodeEncodeError, OverflowError, RecursionError) as error:
+        raise _invalid("a field of it holds what cannot be stored", "event") from error
+    if not same:
+        raise _invalid("a field of it holds what cannot be stored", "event")
+
+
+def _check_output(output: Output, *, stored: bool) -> None:
+    _check_number(output.size, "the size of an output")
+    if len(output.data) > (MAX_INLINE_OUTPUT if output.ref is None else 0):
+        raise _invalid(f"an output is its bytes, up to {MAX_INLINE_OUTPUT} of them, or where they are stored", "event")
+    if output.ref is not None:
+        _check_content(output.ref, "an output")
+        if not stored:
+            raise _invalid("stored outputs need the commit that enters them", "event")
+
+
+def _check_parts(commit: Commit) -> None:
     for pack in commit.packs:
         check_pack(pack)
     for pack_id in commit.own:
         check_pack_id(pack_id)
     check_record_ids(commit.refs)
+
+
+def check_page(after: int, limit: int) -> None:
+    """Refuse (`INVALID_REQUEST`) a page of events that begins before the first, or has no room for one."""
+    if not 0 <= after <= _MAX_NUMBER or not 1 <= limit <= _MAX_NUMBER:
+        raise SnapshotError("A page of events begins after 0 or more, and holds 1 or more.", code=Code.INVALID_REQUEST)
 
 
 def microseconds(seconds: float) -> int:

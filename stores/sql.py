@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from sqlalchemy import Connection, select
 
 from snapcore.errors import CheckpointConflictError, Code, SnapshotError
+from snapcore.ledger import Claim, Event
 from snapcore.model import (
     Checkpoint,
     Holder,
@@ -18,11 +19,12 @@ from snapcore.model import (
     ThreadInfo,
     WriterLease,
     validate_id,
+    validate_text,
     validate_thread_id,
 )
 from snapcore.protocols import Commit, Grant, PackInfo, Pin, StoreIdentity
 
-from . import checks, sql_checkpoints, sql_leases, sql_packs, sql_stats
+from . import checks, sql_checkpoints, sql_leases, sql_ledger, sql_packs, sql_stats
 from . import sql_schema as schema
 from .sql_dialects import open_database
 from .sql_maintenance import SqlMaintenance
@@ -186,7 +188,7 @@ class SqlCheckpointStore(SqlMaintenance):
     ) -> Checkpoint:
         """Append a checkpoint and move the head to it; see `CheckpointStore`."""
         checks.check_checkpoint(checkpoint, lease.thread_id)
-        checks.check_commit(commit)
+        checks.check_commit(commit, lease.thread_id, checkpoint.id)
         if source is not None:
             _check_source(source)
         return await self._transactions.write(lambda tx: sql_checkpoints.append(tx, lease, checkpoint, commit, source, release))
@@ -194,7 +196,7 @@ class SqlCheckpointStore(SqlMaintenance):
     async def fork(self, lease: WriterLease, checkpoint: Checkpoint, commit: Commit) -> Checkpoint:
         """Start an empty thread with a copy of a checkpoint; see `CheckpointStore`."""
         checks.check_checkpoint(checkpoint, lease.thread_id)
-        checks.check_commit(commit)
+        checks.check_commit(commit, lease.thread_id, checkpoint.id)
         source_thread, source_id = checkpoint.source_thread_id, checkpoint.source_id
         if source_thread is None or source_id is None or checkpoint.parent_id is not None:
             raise SnapshotError("A fork names its source and has no parent.", code=Code.INVALID_ENTRY)
@@ -212,7 +214,7 @@ class SqlCheckpointStore(SqlMaintenance):
         validate_id(checkpoint_id)
         checks.check_label(label)
         checks.check_record_ids([record_id])
-        checks.check_commit(commit)
+        checks.check_commit(commit, lease.thread_id, checkpoint_id)
         return await self._transactions.write(
             lambda tx: sql_checkpoints.set_label(tx, lease, checkpoint_id, label, record_id, commit)
         )
@@ -262,6 +264,33 @@ class SqlCheckpointStore(SqlMaintenance):
     async def threads(self) -> list[ThreadInfo]:
         """All threads that have a checkpoint, ordered by id as UTF-8 bytes."""
         return await self._transactions.read(sql_checkpoints.list_threads)
+
+    # ---- the ledger
+
+    async def claim_ledger(self, lease: WriterLease, token: str) -> Claim:
+        """Take the thread's ledger; see `LedgerStore`."""
+        sql_leases.check_token(token)
+        return await self._transactions.write(lambda tx: sql_ledger.claim(tx, lease, token))
+
+    async def append_event(
+        self, claim: Claim, event: Event, *, lease: WriterLease | None = None, commit: Commit | None = None
+    ) -> Event:
+        """Append an event and return it as it is stored; see `LedgerStore`."""
+        if (lease is None) != (commit is None):
+            raise SnapshotError("A commit comes with the lease it was made under.", code=Code.INVALID_REQUEST)
+        checks.check_event(claim, event, commit)
+        return await self._transactions.write(lambda tx: sql_ledger.append(tx, claim, event, lease, commit))
+
+    async def events(self, thread_id: str, *, after: int = 0, limit: int = 500) -> list[Event]:
+        """Up to `limit` events of the thread with a sequence number above `after`, in order."""
+        validate_thread_id(thread_id)
+        checks.check_page(after, limit)
+        return await self._transactions.read(lambda tx: sql_ledger.list_events(tx, thread_id, after, limit))
+
+    async def sandbox_thread(self, sandbox_id: str) -> str | None:
+        """The thread that last created, opened or resumed that sandbox."""
+        validate_text(sandbox_id, "A sandbox id")
+        return await self._transactions.read(lambda tx: sql_ledger.sandbox_thread(tx, sandbox_id))
 
     # ---- readers
 

@@ -10,7 +10,7 @@ from snapcore.errors import CheckpointConflictError, Code, RepositoryError, Snap
 from snapcore.model import Checkpoint, ThreadInfo, WriterLease, relabelled
 from snapcore.protocols import Commit
 
-from . import sql_leases, sql_packs, sql_stats
+from . import sql_leases, sql_ledger, sql_packs, sql_stats
 from . import sql_schema as schema
 from .sql_dialects import batches, insert_or_ignore, insert_rows
 from .sql_transactions import Transaction
@@ -156,11 +156,12 @@ def set_label(
     tx: Transaction, lease: WriterLease, checkpoint_id: str, label: str | None, record_id: bytes, commit: Commit
 ) -> Checkpoint:
     """Change a checkpoint's label and the record that says so."""
-    sql_leases.check(tx, lease)
+    _check_writer(tx, lease, commit)
     old = require(tx, lease.thread_id, checkpoint_id)
     new = msgspec.structs.replace(relabelled(old, label), record_id=record_id)
     sql_packs.settle(tx, lease, commit, [record_id])
     sql_stats.save(tx, commit.stats)
+    sql_ledger.enter(tx, commit)
     seq = _seq(tx, checkpoint_id)  # its content is no newer for it
     tx.connection.execute(update(_ROWS).where(_ROWS.c.id == checkpoint_id).values(_columns(new, seq)))
     return _copy(new)
@@ -239,7 +240,7 @@ def _add(
     same_id = _one(tx, select(_ROWS.c.record).where(_ROWS.c.id == checkpoint.id))
     if same_id is not None and _is_repeat(same_id, checkpoint):
         return same_id  # before the lease is looked at: the first answer, lost on the way, may have released it
-    sql_leases.check(tx, lease)
+    _check_writer(tx, lease, commit)
     if checkpoint.idempotency_key is not None:
         holder = by_idempotency_key(tx, lease.thread_id, checkpoint.idempotency_key)
         if holder is not None:
@@ -262,9 +263,16 @@ def _add(
             delete(_DELETIONS).where(_DELETIONS.c.thread_id == lease.thread_id, _DELETIONS.c.checkpoint_id == noted)
         )
     sql_stats.save(tx, commit.stats)
+    sql_ledger.enter(tx, commit)
     if release:
         sql_leases.remove(tx, lease)
     return _copy(checkpoint)
+
+
+def _check_writer(tx: Transaction, lease: WriterLease, commit: Commit) -> None:
+    sql_leases.check(tx, lease)
+    if commit.event is not None:
+        sql_ledger.check(tx, commit.event[0])
 
 
 def _taken(tx: Transaction, ids: Collection[str]) -> set[str]:

@@ -12,7 +12,7 @@ from snapcore.errors import Code, RepositoryError
 from snapcore.maintenance import Maintenance, PackContents, Roots
 from snapcore.model import PackState, PackWrite, split_ids
 
-from . import sql_checkpoints, sql_packs
+from . import sql_checkpoints, sql_ledger, sql_packs
 from . import sql_schema as schema
 from .sql_dialects import batches
 from .sql_transactions import Transaction
@@ -76,6 +76,9 @@ def roots(tx: Transaction) -> Roots:
         for ref in (checkpoint.conversation, *checkpoint.artifacts.values()):
             chunks.update(split_ids(ref.chunks))
             lists.update([ref.chunk_list] if ref.chunk_list else [])
+    for output_chunks, output_lists in sql_ledger.roots(tx):
+        chunks.update(output_chunks)
+        lists.update(output_lists)
     return Roots(mark or 0, tx.now, frozenset(records), frozenset(manifests), frozenset(chunks), frozenset(lists))
 
 

@@ -31,6 +31,6 @@ def knows(revision: str) -> bool:
     return True
 
 
-def upgrade(connection: Connection) -> None:
-    """Bring the schema to the newest revision, within the transaction that is open on `connection`."""
-    command.upgrade(_config(connection), "head")
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Bring the schema to the newest revision, or an earlier one, within the transaction that is open on `connection`."""
+    command.upgrade(_config(connection), revision)

@@ -7,6 +7,7 @@ on. Times are microseconds since the epoch by the database's clock. Text sorts b
 from typing import Final
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     Column,
     Index,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    event,
 )
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "checkpoints",
     "chunks",
     "deletions",
+    "events",
+    "ledger_claims",
     "metadata",
     "packs",
     "pins",
@@ -37,7 +41,7 @@ __all__ = [
     "writer_leases",
 ]
 
-HEAD_REVISION: Final = "0001"
+HEAD_REVISION: Final = "0002"
 """The newest Alembic revision in `migrations/versions`: what `metadata` describes."""
 
 metadata = MetaData()
@@ -183,4 +187,33 @@ stat_rows = Table(
     Column("page_id", LargeBinary, primary_key=True),
     Column("digest", LargeBinary, nullable=False),
     Column("data", LargeBinary, nullable=False),
+)
+
+# What happened in the sandboxes of a thread. The columns are what queries need; `record` is the whole Event in msgpack.
+# `outputs` comes before it: gc reads nothing else.
+events = Table(
+    "events",
+    metadata,
+    Column("thread_id", _text, primary_key=True),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", _text, nullable=False, unique=True),
+    Column("kind", _text, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("fence", BigInteger, nullable=False),  # of the claim it was written under
+    Column("sandbox_id", _text, nullable=False),
+    Column("outputs", LargeBinary),  # msgpack (ids of chunks, ids of chunk lists) of stored outputs; None when there are none
+    Column("record", LargeBinary, nullable=False),
+    Index("events_by_sandbox", "sandbox_id", "kind"),
+)
+# as text, since an Index with `postgresql_where` imports SQLAlchemy's whole dialect
+event.listen(events, "after_create", DDL("CREATE INDEX events_with_outputs ON events (thread_id) WHERE outputs IS NOT NULL"))
+
+# The newest claim on each thread's ledger. `fence` is the `commit_seq` of the claim.
+ledger_claims = Table(
+    "ledger_claims",
+    metadata,
+    Column("thread_id", _text, primary_key=True),
+    Column("token", _text, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
 )

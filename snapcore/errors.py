@@ -63,6 +63,7 @@ class Code(StrEnum):
     VERIFY_FAILED = "VERIFY_FAILED"
     AMBIGUOUS_ID = "AMBIGUOUS_ID"
     MISSING_WORKSPACE = "MISSING_WORKSPACE"
+    INVALID_ARCHIVE = "INVALID_ARCHIVE"
     # repositories
     NO_REPOSITORY = "NO_REPOSITORY"
     REPOSITORY_EXISTS = "REPOSITORY_EXISTS"
@@ -89,6 +90,7 @@ class Code(StrEnum):
     MISSING_TOOL = "MISSING_TOOL"
     # replay
     REPLAY_DIVERGED = "REPLAY_DIVERGED"
+    OPERATION_UNCERTAIN = "OPERATION_UNCERTAIN"
 
 
 def printable(name: bytes | str) -> str:
@@ -188,6 +190,6 @@ class ProviderError(SnapcoreError):
 
 
 class ReplayDivergedError(SnapcoreError):
-    """The operation asked for is not the one recorded at this place; nothing was consumed."""
+    """The operation asked for is not the one recorded at this place, or may have been done already; nothing was consumed."""
 
     default_code = Code.REPLAY_DIVERGED

@@ -61,7 +61,7 @@ class Output(msgspec.Struct, frozen=True):
 
 class SpecRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a sandbox was made from, to make another like it: the fields of `SandboxSpec` without its name, and of the environment
-    the names only. `roots` are the captured folders by name, empty when it is the workspace root alone."""
+    and of the options the names only. `roots` are the captured folders by name, empty when it is the workspace root alone."""
 
     image: str | None = None
     workspace_root: str = "/workspace"
@@ -71,12 +71,14 @@ class SpecRecord(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     labels: dict[str, str] = {}
     timeout: float | None = None
+    options: tuple[str, ...] = ()
     roots: dict[str, str] = {}
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a thread's ledger. `id` is 32 random hex digits, chosen by the writer. The store sets `thread_id`, `sequence`
-    (1, 2, 3, ... in each thread), `at` (microseconds since the epoch, by the database's clock), `fence` (the claim's)."""
+    (1, 2, 3, ... in each thread), `at` (microseconds since the epoch, by the database's clock; never less than the event before
+    has), `fence` (the claim's)."""
 
     id: str
     kind: str
@@ -125,11 +127,12 @@ class LedgerStore(Protocol):
     async def append_event(
         self, claim: Claim, event: Event, *, lease: WriterLease | None = None, commit: "Commit | None" = None
     ) -> Event:
-        """Append an event and return it as it is stored. Repeated with an event of the same id, the stored one is returned.
+        """Append an event and return it as it is stored. Repeated with the same event, the stored one is returned: an answer lost
+        on the way is found by repeating. Another event of that id raises `CheckpointConflictError` `DUPLICATE_ID`.
 
         `commit` enters the records that the outputs of the event refer to, as `append` does, under `lease`: one of any thread,
         which is released. Raises `RecordsMissingError` as `append` does; `SnapshotError` `INVALID_ENTRY` for an event that is
-        not well formed.
+        not well formed, or has stored outputs and no commit, `INVALID_REQUEST` for a commit without a lease or with an event.
         """
         ...
 

@@ -145,8 +145,9 @@ class Commit(msgspec.Struct, frozen=True):
 
     `packs`: put into the blob store, their records not entered yet. `own`: packs entered earlier by `add_pack` under this
     lease. `refs`: ids of records referred to by the checkpoint that lie in neither and that the locked head does not
-    refer to. `stats`: stat cache updates saved in the same transaction. `event`: appended to the thread's ledger in the same
-    transaction; a claim that is not the newest raises `CheckpointWriterLostError`, and nothing is committed then.
+    refer to. `stats`: stat cache updates saved in the same transaction. `event`: names the checkpoint, and is appended to the
+    thread's ledger in the same transaction, once however often the commit is repeated; a claim that is not the newest raises
+    `CheckpointWriterLostError`, and nothing is committed then. When an idempotency key is taken, there is no new event.
     """
 
     packs: tuple[PackWrite, ...] = ()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .clock import ManualClock
     from .faults import Crash, Faults, with_faults
     from .lease_suite import WriterLeaseTests
+    from .ledger_suite import LedgerTests
     from .maintenance_suite import MaintenanceTests
     from .provider_suite import ProviderTests
     from .record_suite import RecordTests
@@ -27,6 +28,7 @@ __all__ = [
     "CheckpointStoreTests",
     "Crash",
     "Faults",
+    "LedgerTests",
     "MaintenanceTests",
     "ManualClock",
     "ProviderTests",
@@ -42,6 +44,7 @@ _MODULES: Final = {
     "CheckpointStoreTests": "checkpoint_suite",
     "Crash": "faults",
     "Faults": "faults",
+    "LedgerTests": "ledger_suite",
     "MaintenanceTests": "maintenance_suite",
     "ManualClock": "clock",
     "ProviderTests": "provider_suite",

@@ -1,0 +1,25 @@
+"""The SQL store keeps a ledger as every store does, in a file, in memory and on Postgres; and what only SQL has to show:
+databases of an earlier schema, large ledgers, damage (case 38 is in test_ledger_processes.py)."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from snapcore.stores.sql import SqlCheckpointStore
+from snapcore.testing import LedgerTests, ManualClock
+from snapcore.testing.entries import IDENTITY
+
+
+class TestLedger(LedgerTests):
+    """On each kind of database."""
+
+    @pytest.fixture(params=["file", "memory", "postgres"])
+    async def store(
+        self, request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
+    ) -> AsyncIterator[SqlCheckpointStore]:
+        url = {"file": f"sqlite:///{tmp_path}/snapcore.db", "memory": "sqlite://"}.get(request.param)
+        store = SqlCheckpointStore(url or request.getfixturevalue("postgres_url"), clock=clock)
+        assert await store.initialize(IDENTITY) == IDENTITY
+        yield store
+        await store.close()

@@ -77,7 +77,7 @@ class Failures:
         self._thread_id = thread_id
         self._callback = callback
 
-    def report(self, error: SnapcoreError) -> None:
+    async def report(self, error: SnapcoreError) -> None:
         """Tell of a failure; a capture that was left out because another writer holds the thread is one too."""
         self.kept.append(error)
         del self.kept[:-MAX_FAILURES]
@@ -86,8 +86,9 @@ class Failures:
         what = "left out" if isinstance(error, CheckpointWriterConflictError) else "failed"
         _log.warning("An automatic checkpoint%s %s: %s [%s]", where, what, printable(str(error)), error.code)
         if self._callback is not None:
-            # by the loop, which tells of what the callback raises and goes on
+            # by the loop, which tells of what the callback raises and goes on; it is the next thing that it does
             asyncio.get_running_loop().call_soon(self._callback, error)
+            await asyncio.sleep(0)
 
 
 class CheckpointEvery:
@@ -167,7 +168,7 @@ class CheckpointEvery:
         if isinstance(found, CaptureReport):
             self._took(found)
             return None
-        self._failures.report(found)
+        await self._failures.report(found)
         held = isinstance(found, CheckpointWriterConflictError)
         self._failed = self._failed + 1 if found.retryable and not held else 0
         if isinstance(found, ProviderError) and found.code in _GONE and not found.retryable:

@@ -233,10 +233,10 @@ class Repository:
         from .autocheckpoint import CheckpointEvery
 
         validate_thread_id(thread_id)
-        take = functools.partial(self.capture_with_report, sandbox, thread_id=thread_id, **options)
-        inspect.signature(take).bind(label=None, skip_unchanged=True)  # an option that there is not is no failure to be kept
+        # an option that there is not is no failure to be kept
+        inspect.signature(self.capture_with_report).bind(sandbox, thread_id=thread_id, label=None, skip_unchanged=True, **options)
         return CheckpointEvery(
-            take,
+            functools.partial(self.capture_with_report, sandbox, thread_id=thread_id, **options),
             thread_id=thread_id,
             seconds=seconds,
             baseline=baseline,

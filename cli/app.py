@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "repair": "repair",
     "stats": "repositories",
     "threads": "history",
+    "mcp": "mcp",
 }
 GROUPS: Final = {"store": {"test": "store"}}  # commands of two words, whose functions are called store_test and so on
 ALIASES: Final = {"snapshots": "list", "check": "verify", "prune": "gc"}

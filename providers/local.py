@@ -11,6 +11,7 @@ import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from snapcore.databases import data_folder
 from snapcore.errors import Code, ProviderError, SnapshotError, printable
 from snapcore.sandboxes import (
     Abilities,
@@ -166,11 +167,12 @@ class LocalSandbox:
 
 
 class LocalProvider:
-    """Sandboxes that are folders below `base`, which is the provider's own. The environment that a sandbox is made with lasts as
-    long as the handle that `create` returns; `SandboxSpec.workspace_root` plays no part."""
+    """Sandboxes that are folders below `base`, which is the provider's own: by default `snapcore/sandboxes` in this user's data
+    folder. The environment that a sandbox is made with lasts as long as the handle that `create` returns;
+    `SandboxSpec.workspace_root` plays no part."""
 
-    def __init__(self, base: "StrPath", *, on_create: Sequence[Hook] = (), on_open: Sequence[Hook] = ()) -> None:
-        self._base = os.path.realpath(base)
+    def __init__(self, base: "StrPath | None" = None, *, on_create: Sequence[Hook] = (), on_open: Sequence[Hook] = ()) -> None:
+        self._base = os.path.realpath(os.path.join(data_folder(), "snapcore", "sandboxes") if base is None else base)
         self._on_create = tuple(on_create)
         self._on_open = tuple(on_open)
         self._handles: weakref.WeakSet[LocalSandbox] = weakref.WeakSet()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         SnapshotError,
     )
     from .forgetting import ForgetReport, SkippedThread, Verdict
+    from .ledger import Event, EventKind
     from .model import Checkpoint, Entry, FileStat, Kind, Progress, Redaction, RootState, Skipped, ThreadInfo, Totals
     from .rebuilding import plan_repair, repair_repository
     from .redaction_hooks import RedactionHook, RedactionPattern
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
     from .repairplan import RepairAction, RepairPlan
     from .repository import Repository, RepositoryStats, init_repository, open_repository
     from .restoring import Receipt, RestorePlan
+    from .sandboxes import SandboxSpec
     from .selection import FilePolicy
+    from .session import ExecOutcome, Session
     from .verification import Problem, VerifyReport
 
 __version__ = "0.1.0"
@@ -61,6 +64,7 @@ _WHERE = {
         "SnapshotError",
     ),
     "forgetting": ("ForgetReport", "SkippedThread", "Verdict"),
+    "ledger": ("Event", "EventKind"),
     "model": (
         "Checkpoint",
         "Entry",
@@ -80,7 +84,9 @@ _WHERE = {
     "repairplan": ("RepairAction", "RepairPlan"),
     "repository": ("Repository", "RepositoryStats", "init_repository", "open_repository"),
     "restoring": ("Receipt", "RestorePlan"),
+    "sandboxes": ("SandboxSpec",),
     "selection": ("FilePolicy",),
+    "session": ("ExecOutcome", "Session"),
     "verification": ("Problem", "VerifyReport"),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
@@ -95,6 +101,9 @@ __all__ = [
     "Diff",
     "DiffEntry",
     "Entry",
+    "Event",
+    "EventKind",
+    "ExecOutcome",
     "Fate",
     "FilePolicy",
     "FileStat",
@@ -119,6 +128,8 @@ __all__ = [
     "RepositoryStats",
     "RestorePlan",
     "RootState",
+    "SandboxSpec",
+    "Session",
     "Skipped",
     "SkippedThread",
     "SnapcoreError",

@@ -19,6 +19,7 @@ from .engine import Engine, finish
 from .errors import Code, RecordsMissingError, RepositoryError, SnapcoreError, SnapshotError, printable
 from .ingest import Ingestor
 from .leases import DEFAULT_TTL, WriterHold
+from .ledger import Claim, Event
 from .model import (
     EMPTY_CONTENT,
     Checkpoint,
@@ -87,6 +88,7 @@ class CaptureRequest:
     checkpoint_id: str | None = None
     allow_any_root: bool = False
     lease_ttl: float = DEFAULT_TTL
+    event: tuple[Claim, Event] | None = None  # entered in the ledger by the commit; it names `checkpoint_id`
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +288,7 @@ class _Capture:
             checkpoint = msgspec.structs.replace(
                 checkpoint, record_id=await self._writer.add_record(record, RecordType.CHECKPOINT)
             )
-            commit = await self._writer.finish(updates)
+            commit = msgspec.structs.replace(await self._writer.finish(updates), event=self._request.event)
             try:
                 done = await commit_checkpoint(self._engine, hold, checkpoint, commit)
             except RecordsMissingError:

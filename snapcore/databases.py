@@ -11,7 +11,7 @@ from typing import Final
 from .errors import Code, RepositoryError, printable
 from .registry import split_scheme
 
-__all__ = ["DATABASE_NAME", "has_own_database", "inner_database", "new_own_database", "own_database"]
+__all__ = ["DATABASE_NAME", "data_folder", "has_own_database", "inner_database", "new_own_database", "own_database"]
 
 DATABASE_NAME: Final = "snapcore.db"
 
@@ -56,14 +56,15 @@ def own_database(repository_id: str, url: str) -> str:
 
 
 def _own_path(repository_id: str) -> str:
-    return os.path.join(_data_folder(), "snapcore", f"{repository_id}.db")
+    return os.path.join(data_folder(), "snapcore", f"{repository_id}.db")
 
 
 def _sqlite_url(path: str) -> str:
     return "sqlite:///" + path.replace("%", "%25").replace("?", "%3F")  # the rest has no meaning in such a URL
 
 
-def _data_folder() -> str:
+def data_folder() -> str:
+    """Where this user's programs keep what is theirs."""
     given = os.environ.get("XDG_DATA_HOME", "")
     if os.path.isabs(given):  # others have to be ignored, says the XDG specification
         return given

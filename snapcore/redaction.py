@@ -82,6 +82,11 @@ class Redactor:
         """The names of the secrets, hooks and patterns."""
         return (*self._values, *(detector.name for detector in self._detectors))
 
+    @property
+    def reach(self) -> int:
+        """The most bytes that one match can take: of data that was cut, so many before the cut may hold a part of a secret."""
+        return max(self._matcher.reach if self._matcher is not None else 0, self._margin)
+
     # ---- file contents
 
     def redact(self, path: bytes, data: Buffer) -> tuple[Buffer, tuple[Redaction, ...]]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from .errors import Code, ProviderError, RepositoryError, SnapshotError, printable
 
-__all__ = ["connect", "load", "open_blobs", "open_database", "split_scheme"]
+__all__ = ["connect", "load", "make_provider", "open_blobs", "open_database", "split_scheme"]
 
 _SCHEME: Final = re.compile(r"^([a-z][a-z0-9+.-]*)://", re.ASCII | re.IGNORECASE)
 _STORES: Final = {
@@ -23,6 +23,11 @@ _PROVIDERS: Final = {
     "exec": "snapcore.providers.exec:connect",
     "file": "snapcore.providers.local:connect",
     "ssh": "snapcore.providers.exec:connect",
+}
+_MAKERS: Final = {
+    "docker": "snapcore.providers.docker:DockerProvider",
+    "e2b": "snapcore.providers.e2b:E2BProvider",
+    "file": "snapcore.providers.local:LocalProvider",
 }
 _COMMAND: Final = "exec:"  # what follows is a command and no place, so it has no slashes
 
@@ -117,3 +122,14 @@ async def connect(address: str) -> Any:
         )
     handle = opener(address)
     return await handle if inspect.isawaitable(handle) else handle
+
+
+def make_provider(name: str) -> Any:
+    """The built-in provider of that name, with its defaults. Raises `ProviderError` `UNKNOWN_SCHEME`."""
+    if name not in _MAKERS:
+        raise ProviderError(
+            f"snapcore has no provider called {printable(name)}.",
+            code=Code.UNKNOWN_SCHEME,
+            hint="Pass the one that the sandbox was made with: provider=...",
+        )
+    return load(_MAKERS[name])()

@@ -28,6 +28,7 @@ from .redaction import Redactor
 from .redaction_hooks import RedactionHook, RedactionPattern
 from .registry import connect, load, open_blobs, open_database
 from .selection import FilePolicy
+from .sessions import Sessions
 
 if TYPE_CHECKING:
     from .autocheckpoint import CheckpointEvery, FailureCallback, Sleep
@@ -114,10 +115,11 @@ def as_workspace(sandbox: Any, root: str | None = None) -> Workspace:
     )
 
 
-class Repository:
+class Repository(Sessions):
     """Open for work. Methods may be called concurrently; writers of one thread exclude each other by its lease."""
 
     def __init__(self, blobs: BlobStore, checkpoints: CheckpointStore, config: RepositoryConfig) -> None:
+        super().__init__()
         self._engine = Engine(blobs, checkpoints, config)
 
     @property
@@ -137,7 +139,10 @@ class Repository:
 
     async def close(self) -> None:
         """Close both stores. Idempotent."""
-        await self._engine.close()
+        try:
+            await self._close_providers()
+        finally:
+            await self._engine.close()
 
     # ---- capture
 

@@ -1,0 +1,91 @@
+"""What a session does with its recorded past: operations that come back, and those of which nobody knows the end."""
+
+from collections.abc import Iterable
+
+from .errors import Code, ReplayDivergedError
+from .ledger import Event, Operation, Point
+from .replay import Recorded, Replay, describe
+
+__all__ = ["Playback"]
+
+
+class Playback:
+    """The replay of a session, if there is one, and its uncertain operations. `strict` raises when another operation comes than
+    the recorded one; otherwise the rest of the list is left then, and all is live."""
+
+    def __init__(
+        self, replay: Replay | None, uncertain: Iterable[Event], *, strict: bool = True, rerun_uncertain: bool = False
+    ) -> None:
+        self._replay = replay
+        self._uncertain = {event.id: event for event in uncertain}
+        self._strict = strict
+        self._rerun_uncertain = rerun_uncertain
+        self._begun: set[str] = set()  # by this session
+        self._left: Point | None = None
+
+    @property
+    def remaining(self) -> int:
+        """How many recorded operations are still to come."""
+        return self._replay.remaining if self._replay is not None else 0
+
+    @property
+    def uncertain(self) -> tuple[Event, ...]:
+        """Operations that began, and of which nobody knows how they ended."""
+        return tuple(self._uncertain.values())
+
+    async def match(self, operation: Operation) -> Recorded | None:
+        """What is recorded of an operation, when it comes next; None when work is live. Raises `ReplayDivergedError`, and
+        consumes nothing, when another operation is recorded here."""
+        if self._replay is None:
+            return None
+        try:
+            return await self._replay.match(operation)
+        except ReplayDivergedError:
+            if self._strict:
+                raise
+            return None
+
+    def consume(self, recorded: Recorded) -> None:
+        """An operation that `match` returned has been replayed, or is run again."""
+        assert self._replay is not None
+        self._replay.consume(recorded)
+
+    def leave(self) -> Point | None:
+        """Work is live from here: where it left the recorded past, for the ledger, until `left` says that it is there."""
+        if self._replay is not None and self._replay.remaining:
+            self._left = self._replay.leave()
+        return self._left
+
+    def left(self) -> None:
+        """The ledger has what `leave` returned."""
+        self._left = None
+
+    def permit(self, operation: Operation, *, rerun: bool) -> str | None:
+        """The id of the uncertain operation that would be run once more; None when there is none. Raises `ReplayDivergedError`
+        `OPERATION_UNCERTAIN` when that is not allowed."""
+        same = [event for event in self._uncertain.values() if event.operation == operation]
+        if not same:
+            return None
+        event = same[-1]
+        # what this session began itself, its program saw being cut short
+        allowed = event.id in self._begun or self._rerun_uncertain
+        if rerun or (allowed and not event.at_most_once):
+            return event.id
+        raise ReplayDivergedError(
+            f"Nobody knows whether this has been done already: {describe(operation)} (number {event.sequence} of thread"
+            f" {event.thread_id}).",
+            code=Code.OPERATION_UNCERTAIN,
+            hint="Look whether it has, then run it with rerun=True"
+            + (": it is to be done at most once." if event.at_most_once else ", or open the session with rerun_uncertain=True."),
+        )
+
+    def begin(self, started: Event) -> None:
+        """A command is about to be run."""
+        if started.reruns is not None:
+            self._uncertain.pop(started.reruns, None)
+        self._uncertain[started.id] = started
+        self._begun.add(started.id)
+
+    def end(self, started: Event) -> None:
+        """It has ended."""
+        del self._uncertain[started.id]

@@ -1,0 +1,530 @@
+"""A session: a sandbox at work for a thread, where what is done is recorded, and after a resume not done twice."""
+
+import asyncio
+import contextlib
+import posixpath
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+import msgspec
+
+from .capturing import CaptureRequest, capture, new_checkpoint_id
+from .engine import Engine, finish
+from .errors import CheckpointWriterLostError, Code, ProviderError, SnapcoreError, printable
+from .leases import WriterHold
+from .ledger import Event, EventKind, Operation, SpecRecord
+from .model import Checkpoint
+from .operations import checkpoint_operation, exec_operation, inner_path, write_operation
+from .outputs import Writable, output_callback, read_output, settle_output, without_secrets
+from .placement import refuse_own_files
+from .playback import Playback
+from .recording import Recorder, new_event_id
+from .replay import Recorded, describe
+from .sandboxes import (
+    Binding,
+    ExecResult,
+    OutputCallback,
+    SandboxHandle,
+    SandboxProvider,
+    argument_list,
+    check_environment,
+    check_path,
+    lacks,
+    run_hooks,
+)
+from .session_options import SessionOptions, root_requests, scrubbed
+
+if TYPE_CHECKING:
+    from .restoring import Receipt
+    from .sessions import Sessions
+
+__all__ = ["ExecOutcome", "Session"]
+
+MAX_OUTPUT: Final = 16 << 20
+# after these nothing of the command goes on, or it never began
+_ENDED: Final = frozenset((Code.EXEC_TIMEOUT, Code.NOT_CAPABLE, Code.INVALID_REQUEST, Code.MISSING_TOOL))
+
+
+class ExecOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command of a session ended. Its outputs are those in the ledger: without secrets, live as replayed. `truncated`:
+    they were cut. `sequence` is the event's number in the ledger of the thread."""
+
+    exit_code: int
+    stdout: bytes = b""
+    stderr: bytes = b""
+    truncated: bool = False
+    replayed: bool = False
+    sequence: int = 0
+
+
+class Session:
+    """Made by `Repository.session` and `Repository.resume`; close it, or use it with `async with`. Operations run one at a time.
+
+    Each method raises `CheckpointWriterLostError` once another session has taken the thread, `ReplayDivergedError` for what is
+    not the operation recorded at this place, and what the sandbox and the stores raise. A session that raised goes on.
+    """
+
+    def __init__(
+        self,
+        repository: "Sessions",
+        options: SessionOptions,
+        *,
+        provider: SandboxProvider,
+        recorder: Recorder,
+        handle: SandboxHandle,
+        spec: SpecRecord,
+        playback: Playback,
+        step: int,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        self._repository = repository
+        self._engine: Engine = repository._engine
+        self._options = options
+        self._provider = provider
+        self._recorder = recorder
+        self._handle: SandboxHandle | None = handle
+        self._binding = handle.binding
+        self._sandbox_id = handle.sandbox_id
+        self._spec = spec
+        self._playback = playback
+        self._lock = asyncio.Lock()
+        self._state: Literal["open", "closed", "destroyed"] = "open"
+        self._ending = False
+        self._told = False  # the ledger knows that the session is over
+        self.thread_id = recorder.claim.thread_id
+        self.step = step
+        self.warnings = list(warnings)
+        self.failures: list[SnapcoreError] = []
+        self.restored: Receipt | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Session of {self.thread_id!r} in {self._sandbox_id!r}: {self._state}>"
+
+    @property
+    def handle(self) -> SandboxHandle:
+        """The open sandbox; what is done with it directly is not recorded. Raises `ProviderError` when it is paused or closed."""
+        self._check_open()
+        if self._handle is None:
+            raise ProviderError("The sandbox is paused.", hint="The session's next operation opens it again.")
+        return self._handle
+
+    @property
+    def sandbox_id(self) -> str:
+        """The sandbox's stable name, which `Repository.resume` takes too."""
+        return self._sandbox_id
+
+    @property
+    def binding(self) -> Binding:
+        """How to find the sandbox again without a session."""
+        return self._binding
+
+    @property
+    def replaying(self) -> int:
+        """How many recorded operations are still to come before work goes on live."""
+        return self._playback.remaining
+
+    @property
+    def uncertain(self) -> tuple[Event, ...]:
+        """Operations that began and of which nobody knows whether they ended: run again only with `rerun`."""
+        return self._playback.uncertain
+
+    # ---- operations
+
+    async def exec(
+        self,
+        command: Sequence[str] | str,
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        on_output: "OutputCallback | Writable | None" = None,
+        max_output: int = MAX_OUTPUT,
+        affects: bool = True,
+        outside: bool | None = None,
+        at_most_once: bool = False,
+        rerun: bool = False,
+    ) -> ExecOutcome:
+        """Run a command (a text: by `sh -c`) to its end, or return how it ended when it is recorded at this place.
+
+        `on_output` is called with `"stdout"` or `"stderr"` and a piece of output as it comes, or is something to write the bytes
+        to. `affects=False` says that the command changes nothing worth a checkpoint. `outside=True` says that it changes
+        what lies outside of the captured roots: it is run again in a sandbox that was resumed, `False` that it does not.
+        `at_most_once` keeps it from being run again when nobody knows whether it was run; `rerun` permits that.
+
+        Raises what `SandboxHandle.exec` does, `EXEC_TIMEOUT` also when that is recorded; `ReplayDivergedError`
+        `OPERATION_UNCERTAIN` for an operation that may have been run and is not permitted to be run again.
+        """
+        async with self._working():
+            argument_list(command)
+            check_environment(environment or {})
+            sink = output_callback(on_output)
+            operation = await self._engine.run(
+                exec_operation,
+                self._options.redactor,
+                command,
+                root=self._binding.workspace_root,
+                stdin=stdin,
+                cwd=cwd,
+                environment=environment,
+                user=user,
+            )
+            recorded = await self._match(operation)
+            if recorded is not None and not recorded.fresh:
+                return await self._replayed(recorded, sink)
+            reruns = recorded.event.id if recorded is not None else self._playback.permit(operation, rerun=rerun)
+            handle = await self._live()
+            started = await self._recorder.append(
+                self._event(
+                    EventKind.EXEC_STARTED,
+                    operation=operation,
+                    outside=outside,
+                    at_most_once=at_most_once,
+                    reruns=reruns,
+                    drops=None if recorded is not None else self._playback.leave(),
+                )
+            )
+            self._playback.begin(started)
+            self._went_on(recorded)
+            try:
+                result = await handle.exec(
+                    command,
+                    stdin=stdin,
+                    cwd=cwd,
+                    environment=environment,
+                    user=user,
+                    timeout=timeout,
+                    on_output=sink,
+                    max_output=max_output + self._options.redactor.reach,
+                )
+            except SnapcoreError as error:
+                if error.code in _ENDED:
+                    await self._complete(started, ExecResult(-1), error=str(error.code), affects=affects)
+                raise
+            clean = await self._engine.run(without_secrets, self._options.redactor, result, max_output)
+            ended = await self._complete(started, clean, error=None, affects=affects)
+            await settle_output(on_output)
+            await self._stepped(affects=affects)
+            return ExecOutcome(
+                exit_code=clean.exit_code,
+                stdout=clean.stdout,
+                stderr=clean.stderr,
+                truncated=clean.truncated,
+                sequence=ended.sequence,
+            )
+
+    async def write_file(self, path: str, data: bytes | str) -> None:
+        """Create or replace a file, and the folders that lead to it; `path` is absolute, or taken from the workspace root."""
+        content = data.encode() if isinstance(data, str) else bytes(data)
+        async with self._working():
+            root = self._binding.workspace_root
+            target = check_path(posixpath.join(root, path))
+            operation = await self._engine.run(write_operation, self._options.redactor, path, content, root=root)
+            recorded = await self._match(operation)
+            if recorded is not None and not recorded.fresh:
+                self._playback.consume(recorded)
+                return
+            handle = await self._live()
+            await self._recorder.check()
+            await _make_parents(handle, target)
+            await handle.upload(target, content)
+            self.step += recorded is None
+            written = self._event(
+                EventKind.FILE_WRITTEN,
+                operation=operation,
+                outside=not self._in_roots(target),
+                reruns=recorded.event.id if recorded is not None else None,
+                drops=None if recorded is not None else self._playback.leave(),
+            )
+            self._went_on(recorded)
+            await self._recorder.complete(written)
+            await self._stepped(affects=recorded is None)
+
+    async def checkpoint(
+        self,
+        label: str | None = None,
+        *,
+        native: bool = False,
+        conversation: Any = None,
+        artifacts: Mapping[str, bytes] | None = None,
+        run_id: str | None = None,
+    ) -> Checkpoint:
+        """Capture the sandbox as the next checkpoint of the thread; at its recorded place, return the one that was made then.
+
+        `native` takes the provider's own snapshot too, from which a resume on that provider starts: it holds what lies outside of
+        the captured roots. `conversation`, `artifacts` and `run_id` are saved with the checkpoint, as by `Repository.capture`.
+        """
+        async with self._working():
+            operation = checkpoint_operation(self._options.redactor, label)
+            recorded = await self._match(operation)
+            if recorded is not None and (kept := await self._recorded_checkpoint(recorded)) is not None:
+                return kept
+            return await self._checkpoint_locked(
+                label, automatic=False, native=native, conversation=conversation, artifacts=artifacts, run_id=run_id
+            )
+
+    async def list_checkpoints(self) -> list[Checkpoint]:
+        """The thread's checkpoints, oldest first."""
+        return await self._engine.checkpoints.checkpoints(self.thread_id)
+
+    async def fork(
+        self,
+        to_thread_id: str,
+        *,
+        provider: SandboxProvider | None = None,
+        label: str | None = None,
+        native: bool = False,
+    ) -> "Session":
+        """Capture the sandbox, and start the empty thread `to_thread_id` from there in a sandbox of its own, by `provider` if it
+        is to be another. The two know nothing of each other. `native` as for `checkpoint`."""
+        from .session_opening import fork_session
+
+        async with self._working():
+            checkpoint = await self._checkpoint_locked(label, automatic=True, native=native)
+            return await fork_session(self, checkpoint, to_thread_id, provider or self._provider)
+
+    # ---- the sandbox
+
+    async def pause(self) -> None:
+        """Stop the sandbox, keeping its files; the next operation opens it again. Raises `ProviderError` `NOT_CAPABLE`."""
+        async with self._working():
+            if not self._provider.abilities.pause:
+                raise lacks(self._provider.name, "be paused", "close() leaves the sandbox as it is.")
+            await finish(self._pause_locked())
+
+    async def close(self) -> None:
+        """Let go of the sandbox, which lives on: `Repository.session` opens it again. Idempotent."""
+        await self._end(destroy=False)
+
+    async def destroy(self) -> None:
+        """Close the session and end the sandbox. What no checkpoint holds is lost. Idempotent."""
+        await self._end(destroy=True)
+
+    # ---- parts
+
+    @contextlib.asynccontextmanager
+    async def _working(self) -> AsyncIterator[None]:
+        with scrubbed(self._options.redactor):
+            async with self._lock:
+                self._check_open()
+                yield
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise ProviderError(
+                f"The session of thread {self.thread_id} is closed.",
+                code=Code.SANDBOX_UNAVAILABLE,
+                hint="Open another: repo.session(...), or repo.resume(...).",
+            )
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        return Event(id=new_event_id(), kind=kind, sandbox_id=self._sandbox_id, step=self.step, **fields)
+
+    async def _match(self, operation: Operation) -> Recorded | None:
+        before = self._playback.remaining
+        recorded = await self._playback.match(operation)
+        if recorded is None and before:
+            self.warnings.append(f"{describe(operation)} is not what was recorded here: the rest, {before}, is not replayed.")
+        return recorded
+
+    def _went_on(self, recorded: Recorded | None) -> None:
+        """The ledger has an operation that is run live."""
+        if recorded is not None:
+            self._playback.consume(recorded)
+        else:
+            self._playback.left()
+
+    async def _replayed(self, recorded: Recorded, target: OutputCallback | None) -> ExecOutcome:
+        """What a recorded command came to."""
+        event = recorded.event
+        stdout = await read_output(self._engine, event.stdout)
+        stderr = await read_output(self._engine, event.stderr)
+        self._playback.consume(recorded)
+        if target is not None:
+            for stream, data in (("stdout", stdout), ("stderr", stderr)):
+                if data:
+                    target(stream, data)
+        if event.exit_code is None:
+            code = Code.__members__.get(event.error or "", Code.SANDBOX_UNAVAILABLE)
+            raise ProviderError("The command did not come to its end when it was run; this is recorded.", code=code)
+        return ExecOutcome(
+            exit_code=event.exit_code,
+            stdout=stdout,
+            stderr=stderr,
+            truncated=event.truncated,
+            replayed=True,
+            sequence=event.sequence,
+        )
+
+    async def _recorded_checkpoint(self, recorded: Recorded) -> Checkpoint | None:
+        """The checkpoint that was made at this place. When it was deleted since, the newest before it, since the sandbox may be
+        ahead of this place already; None when it is not: nothing more is to be replayed."""
+        store, event = self._engine.checkpoints, recorded.event
+        found = await store.get(event.thread_id, event.checkpoint_id or "")
+        self._playback.consume(recorded)
+        if found is not None:
+            return found
+        self.warnings.append(f"Checkpoint {event.checkpoint_id}, made at this place, was deleted since.")
+        if not self._playback.remaining:
+            return None
+        kept = [c for c in await store.checkpoints(event.thread_id) if c.created_at <= event.at]
+        return kept[-1] if kept else await store.head(self.thread_id)
+
+    async def _complete(self, started: Event, result: ExecResult, *, error: str | None, affects: bool) -> Event:
+        """Record how a command ended."""
+        self.step += affects
+        self._playback.end(started)
+        return await self._recorder.complete(
+            self._event(
+                EventKind.EXEC_COMPLETED,
+                operation=started.operation,
+                outside=started.outside,
+                at_most_once=started.at_most_once,
+                started_id=started.id,
+                exit_code=None if error is not None else result.exit_code,
+                truncated=result.truncated,
+                error=error,
+            ),
+            result.stdout,
+            result.stderr,
+        )
+
+    async def _stepped(self, *, affects: bool) -> None:
+        if affects and self._options.auto is not None:
+            await self._options.auto.stepped(self)
+
+    async def _live(self) -> SandboxHandle:
+        """The open sandbox; a paused one is opened again."""
+        if self._handle is None:
+            # first: a worker that was superseded must not wake it
+            await self._recorder.append(self._event(EventKind.OPENED, binding=self._binding, spec=self._spec))
+            handle = await finish(self._provider.open(self._binding), undo=_close)
+            await run_hooks(self._options.on_open, handle, handle.close)
+            self._handle = handle
+        return self._handle
+
+    async def _pause_locked(self) -> None:
+        if self._handle is None:
+            return
+        # whoever takes the thread over needs its lease too, and so comes before the event or after the pause
+        async with WriterHold(self._engine, self.thread_id, wait=self._options.wait) as hold:
+            await self._recorder.append(self._event(EventKind.PAUSED, binding=self._binding))
+            await self._engine.checkpoints.renew_writer(hold.lease)
+            await self._provider.pause(self._handle)
+            self._handle = None
+
+    async def _checkpoint_locked(
+        self,
+        label: str | None,
+        *,
+        automatic: bool,
+        native: bool = False,
+        conversation: Any = None,
+        artifacts: Mapping[str, bytes] | None = None,
+        run_id: str | None = None,
+        wait: float | None = None,
+    ) -> Checkpoint:
+        """Capture; a sandbox that is paused is opened for it, and paused again. The ledger says so in the same transaction."""
+        paused = self._handle is None
+        handle = await self._live()
+        try:
+            await self._recorder.check()
+            snapshot = await self._provider.snapshot(handle) if native else None
+            checkpoint_id = new_checkpoint_id()
+            event = self._event(
+                EventKind.CHECKPOINT,
+                operation=None if automatic else checkpoint_operation(self._options.redactor, label),
+                checkpoint_id=checkpoint_id,
+                automatic=automatic,
+                snapshot=snapshot,
+                drops=None if automatic else self._playback.leave(),
+            )
+            roots = root_requests(handle, self._options.files, self._spec.roots)
+            refuse_own_files(self._engine.blobs, self._engine.checkpoints, [root.workspace for root in roots])
+            request = CaptureRequest(
+                thread_id=self.thread_id,
+                roots=roots,
+                redactor=self._options.redactor,
+                label=label,
+                conversation=conversation,
+                artifacts=artifacts or {},
+                run_id=run_id,
+                step=self.step,
+                wait=self._options.wait if wait is None else wait,
+                checkpoint_id=checkpoint_id,
+                allow_any_root=self._options.allow_any_root,
+                event=(self._recorder.claim, event),
+            )
+            report = await capture(self._engine, request)
+            if not automatic:
+                self._playback.left()
+            return report.checkpoint
+        finally:
+            if paused:
+                await finish(self._pause_locked())
+
+    def _in_roots(self, path: str) -> bool:
+        """Whether a file is part of what is captured, as far as its place tells."""
+        root = self._binding.workspace_root
+        folders = [posixpath.normpath(posixpath.join(root, folder)) for folder in self._spec.roots.values()] or [root]
+        return any(not inner_path(path, folder).startswith("/") for folder in folders)
+
+    async def _end(self, *, destroy: bool) -> None:
+        with scrubbed(self._options.redactor):
+            if self._state == "open" and not self._ending and self._options.auto is not None:
+                self._ending = True
+                await self._options.auto.ended(self)
+            async with self._lock:
+                await finish(self._destroy_locked() if destroy else self._close_locked())
+
+    async def _close_locked(self) -> None:
+        if self._told:
+            return
+        self._state = "closed"
+        handle, self._handle = self._handle, None
+        try:
+            await self._recorder.append(self._event(EventKind.CLOSED))
+        except CheckpointWriterLostError:
+            # the sandbox is another's by now, and there is nothing to let go of
+            self.warnings.append("Another session has taken the thread: what this one did last is not in the ledger.")
+        finally:
+            if handle is not None:
+                await handle.close()
+        self._told = True
+
+    async def _destroy_locked(self) -> None:
+        if self._state == "destroyed":
+            return
+        async with WriterHold(self._engine, self.thread_id, wait=self._options.wait) as hold:
+            await self._recorder.append(self._event(EventKind.CLOSED, destroyed=True))
+            await self._engine.checkpoints.renew_writer(hold.lease)
+            await self._provider.destroy(self._binding)
+        self._state = "destroyed"
+        self._told = True
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            await handle.close()
+
+
+async def _make_parents(handle: SandboxHandle, path: str) -> None:
+    """Make the folders that lead to a file."""
+    folder = posixpath.dirname(path)
+    if folder == posixpath.normpath(handle.workspace_root) or folder == "/":
+        return
+    made = await handle.exec(["mkdir", "-p", "--", folder])
+    if made.exit_code:
+        raise ProviderError(
+            f"The folder {printable(folder)} cannot be made in the sandbox (mkdir: {made.exit_code}).", code=Code.NOT_CAPABLE
+        )
+
+
+async def _close(handle: SandboxHandle) -> None:
+    await handle.close()

@@ -12,9 +12,9 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from . import registry, repository
 from .repository import Repository
@@ -24,8 +24,19 @@ if TYPE_CHECKING:
     from .model import Checkpoint
     from .repairing import RepairReport
     from .repairplan import RepairPlan
+    from .sandboxes import SandboxProvider
+    from .session import Session
+    from .session_options import SessionArguments
 
-__all__ = ["BlockingRepository", "connect", "init_repository", "open_repository", "plan_repair", "repair_repository"]
+__all__ = [
+    "BlockingRepository",
+    "BlockingSession",
+    "connect",
+    "init_repository",
+    "open_repository",
+    "plan_repair",
+    "repair_repository",
+]
 
 T = TypeVar("T")
 
@@ -102,10 +113,18 @@ class BlockingRepository:
         """As `Repository.checkpoint_every`, for a `with` block. `on_failure` is called in the background thread."""
         return BlockingCheckpointEvery(self._inner.checkpoint_every(sandbox, **options))
 
+    def session(self, provider: "SandboxProvider", *, thread_id: str, **options: "Unpack[SessionArguments]") -> "BlockingSession":
+        """As `Repository.session`."""
+        return BlockingSession(_loop.run(self._inner.session(provider, thread_id=thread_id, **options)))
+
+    def resume(self, thread_or_sandbox_id: str, **options: Any) -> "BlockingSession":
+        """As `Repository.resume`."""
+        return BlockingSession(_loop.run(self._inner.resume(thread_or_sandbox_id, **options)))
+
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
         if inspect.iscoroutinefunction(found):
-            return functools.wraps(found)(lambda *args, **kwargs: _loop.run(found(*args, **kwargs)))
+            return _blocking(found)
         if name in ("ls", "open_file"):
             return functools.wraps(found)(lambda *args, **kwargs: _iterate(found(*args, **kwargs)))
         return found
@@ -133,6 +152,39 @@ class BlockingCheckpointEvery:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+class BlockingSession:
+    """A `Session` whose methods block. Use it as a context manager, or call `close`. `on_output` is called in the thread of the
+    loop."""
+
+    def __init__(self, inner: "Session") -> None:
+        self._inner = inner
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """As `Session.close`."""
+        _loop.run(self._inner.close())
+
+    def fork(self, to_thread_id: str, **options: Any) -> "BlockingSession":
+        """As `Session.fork`."""
+        return BlockingSession(_loop.run(self._inner.fork(to_thread_id, **options)))
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return _blocking(found) if inspect.iscoroutinefunction(found) else found
+
+    def __dir__(self) -> list[str]:
+        return dir(self._inner)
+
+
+def _blocking(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
+    return functools.wraps(method)(lambda *args, **kwargs: _loop.run(method(*args, **kwargs)))
 
 
 def _iterate(items: AsyncIterator[T]) -> Iterator[T]:

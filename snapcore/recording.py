@@ -59,7 +59,7 @@ class Recorder:
         self._engine = engine
         self.claim = claim
         self._last = 0  # sequence of the newest event that is known to be followed by none of another worker
-        self._kept: tuple[Event, bytes, bytes] | None = None
+        self._kept: list[tuple[Event, bytes, bytes]] = []
         self._outputs_thread = f"outputs-{secrets.token_hex(16)}"
 
     async def append(self, event: Event) -> Event:
@@ -69,14 +69,22 @@ class Recorder:
     async def complete(self, event: Event, stdout: bytes = b"", stderr: bytes = b"") -> Event:
         """Append how an operation ended. It has ended, whatever becomes of this call: when the event cannot be written now, it is
         kept, and written before the next one."""
-        await finish(self.flush())
-        self._kept = event, stdout, stderr
-        return await finish(self._write_kept())
+        self._kept.append((event, stdout, stderr))
+        stored = await finish(self.flush())
+        assert stored is not None
+        return stored
 
-    async def flush(self) -> None:
-        """Write what could not be written before."""
-        if self._kept is not None:
-            await self._write_kept()
+    async def flush(self) -> Event | None:
+        """Write what could not be written before; the last of it."""
+        stored = None
+        while self._kept:
+            try:
+                stored = self._noted(await self._write(*self._kept[0]))
+            except CheckpointWriterLostError:
+                self._kept.clear()  # it will never be written
+                raise
+            del self._kept[0]
+        return stored
 
     async def check(self) -> None:
         """Raise `CheckpointWriterLostError` when another worker has taken the thread and used it."""
@@ -101,17 +109,6 @@ class Recorder:
     def _noted(self, stored: Event) -> Event:
         self._last = max(self._last, stored.sequence)
         return stored
-
-    async def _write_kept(self) -> Event:
-        assert self._kept is not None
-        event, stdout, stderr = self._kept
-        try:
-            stored = await self._write(event, stdout, stderr)
-        except CheckpointWriterLostError:
-            self._kept = None  # it will never be written
-            raise
-        self._kept = None
-        return self._noted(stored)
 
     async def _write(self, event: Event, stdout: bytes, stderr: bytes) -> Event:
         out, err = inline_output(stdout), inline_output(stderr)

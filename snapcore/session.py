@@ -14,7 +14,7 @@ from .engine import Engine, finish
 from .errors import CheckpointWriterLostError, Code, ProviderError, SnapcoreError, printable
 from .leases import WriterHold
 from .ledger import Event, EventKind, Operation, SpecRecord
-from .model import Checkpoint
+from .model import Checkpoint, validate_thread_id
 from .operations import checkpoint_operation, exec_operation, inner_path, write_operation
 from .outputs import Writable, output_callback, read_output, settle_output, without_secrets
 from .placement import refuse_own_files
@@ -97,6 +97,7 @@ class Session:
         self.warnings = list(warnings)
         self.failures: list[SnapcoreError] = []
         self.restored: Receipt | None = None
+        self.saved: tuple[int, str] | None = None  # step and id of this session's newest checkpoint
 
     async def __aenter__(self) -> Self:
         return self
@@ -287,6 +288,7 @@ class Session:
         is to be another. The two know nothing of each other. `native` as for `checkpoint`."""
         from .session_opening import fork_session
 
+        validate_thread_id(to_thread_id)
         async with self._working():
             checkpoint = await self._checkpoint_locked(label, automatic=True, native=native)
             return await fork_session(self, checkpoint, to_thread_id, provider or self._provider)
@@ -431,13 +433,17 @@ class Session:
         artifacts: Mapping[str, bytes] | None = None,
         run_id: str | None = None,
         wait: float | None = None,
+        skip_unchanged: bool = False,
     ) -> Checkpoint:
-        """Capture; a sandbox that is paused is opened for it, and paused again. The ledger says so in the same transaction."""
+        """Capture; a sandbox that is paused is opened for it, and paused again. The ledger says so in the same transaction.
+
+        With `skip_unchanged`, the head is returned when it has the same content; the ledger then says that this place came to it
+        again, so that a resume replays up to here.
+        """
         paused = self._handle is None
         handle = await self._live()
         try:
-            await self._recorder.check()
-            snapshot = await self._provider.snapshot(handle) if native else None
+            snapshot = await self._native_snapshot(handle) if native else None
             checkpoint_id = new_checkpoint_id()
             event = self._event(
                 EventKind.CHECKPOINT,
@@ -458,18 +464,27 @@ class Session:
                 artifacts=artifacts or {},
                 run_id=run_id,
                 step=self.step,
+                skip_unchanged=skip_unchanged,
                 wait=self._options.wait if wait is None else wait,
                 checkpoint_id=checkpoint_id,
                 allow_any_root=self._options.allow_any_root,
                 event=(self._recorder.claim, event),
             )
             report = await capture(self._engine, request)
+            place = self.step, report.checkpoint.id
+            if not report.created and self.saved != place:
+                await self._recorder.append(msgspec.structs.replace(event, checkpoint_id=report.checkpoint.id))
+            self.saved = place
             if not automatic:
                 self._playback.left()
             return report.checkpoint
         finally:
             if paused:
                 await finish(self._pause_locked())
+
+    async def _native_snapshot(self, handle: SandboxHandle) -> str:
+        await self._recorder.check()  # of a sandbox that is another's by now there is none to be taken
+        return await self._provider.snapshot(handle)
 
     def _in_roots(self, path: str) -> bool:
         """Whether a file is part of what is captured, as far as its place tells."""

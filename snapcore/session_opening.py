@@ -75,6 +75,7 @@ async def resume_session(
 ) -> Session:
     """A session in a new sandbox that a checkpoint is restored into; see `Repository.resume`."""
     engine = repository._engine
+    label = None if label is None else options.redactor.scrub_text(label)  # as it is stored
     with scrubbed(options.redactor):
         thread_id = await _thread_of(engine, thread_or_sandbox_id)
         refuse_secrets(options, thread_id)

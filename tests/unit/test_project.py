@@ -67,7 +67,18 @@ LAYERS = (
         "verification",
     ),
     ("registry", "databases"),
-    ("repository", "rebuilding", "direct_calls", "blocking", "autocheckpoint", "session", "session_opening", "sessions"),
+    (
+        "autocheckpoint",
+        "blocking",
+        "direct_calls",
+        "rebuilding",
+        "repository",
+        "session",
+        "session_opening",
+        "session_options",
+        "session_spec",
+        "sessions",
+    ),
 )
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 

@@ -15,7 +15,7 @@ from .sandboxes import Binding
 if TYPE_CHECKING:
     from .protocols import Commit
 
-__all__ = ["MAX_INLINE_OUTPUT", "Claim", "Event", "EventKind", "LedgerStore", "Operation", "Output", "SpecRecord"]
+__all__ = ["MAX_INLINE_OUTPUT", "Claim", "Event", "EventKind", "LedgerStore", "Operation", "Output", "Point", "SpecRecord"]
 
 MAX_INLINE_OUTPUT: Final = 4096
 """Outputs up to this many bytes are kept in their event, larger ones in the blob store."""
@@ -75,6 +75,13 @@ class SpecRecord(msgspec.Struct, frozen=True, kw_only=True):
     roots: dict[str, str] = {}
 
 
+class Point(msgspec.Struct, frozen=True):
+    """A place in a thread's ledger: with this event and all before it. 0: before the first."""
+
+    thread_id: str
+    sequence: int
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a thread's ledger. `id` is 32 random hex digits, chosen by the writer. The store sets `thread_id`, `sequence`
     (1, 2, 3, ... in each thread), `at` (microseconds since the epoch, by the database's clock; never less than the event before
@@ -92,13 +99,15 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     outside: bool | None = None  # whether it reaches outside of the captured roots; None: nobody said
     at_most_once: bool = False
     started_id: str | None = None  # exec.completed: the event that it completes
-    reruns: str | None = None  # exec.started: the uncertain or outside operation (its id) that is run once more
+    reruns: str | None = None  # exec.started, file.written: the uncertain or outside operation (an id) that is done once more
     exit_code: int | None = None
     stdout: Output = Output()
     stderr: Output = Output()
     truncated: bool = False
     error: str | None = None  # the code of the error that ended an exec without an exit code
     checkpoint_id: str | None = None
+    continues: Point | None = None  # sandbox.resumed: where the line of work stands that led to the checkpoint
+    drops: Point | None = None  # the recorded operations of this line from here on were given up before this event
     automatic: bool = False  # a checkpoint nobody asked for by name: no operation to be replayed
     binding: Binding | None = None
     spec: SpecRecord | None = None

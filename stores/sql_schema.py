@@ -206,7 +206,7 @@ events = Table(
     Index("events_by_sandbox", "sandbox_id", "kind"),
 )
 # as text, since an Index with `postgresql_where` imports SQLAlchemy's whole dialect
-event.listen(events, "after_create", DDL("CREATE INDEX events_with_outputs ON events (thread_id) WHERE outputs IS NOT NULL"))
+event.listen(events, "after_create", DDL("CREATE INDEX events_with_outputs ON events (thread_id) WHERE outputs IS NOT NULL"))  # type: ignore[no-untyped-call]
 
 # The newest claim on each thread's ledger. `fence` is the `commit_seq` of the claim.
 ledger_claims = Table(

@@ -10,7 +10,7 @@ it, after every few of them, and at the end.
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Annotated, Any, Final, Self
@@ -27,6 +27,7 @@ from snapcore.sandboxes import SandboxHandle
 from .coding_tools_checkpoints import CheckpointReport, StepCheckpoints
 from .coding_tools_output import HeadAndTail, LineWindow
 from .coding_tools_paths import Place, list_folder, resolve, set_mode
+from .coding_tools_transfer import read_pieces, write_whole
 from .tool_schemas import Tool, ToolError, ToolResult, Toolset, shown_path
 
 __all__ = ["CODING_TOOLS", "CodingTools"]
@@ -195,13 +196,13 @@ class CodingTools(Toolset):
     # ---- what the tools do
 
     async def _read_file(self, given: ReadFile) -> dict[str, Any]:
-        first = given.start_line or 1
+        first = 1 if given.start_line is None else given.start_line
         count = MAX_LINES if given.max_lines is None else given.max_lines
         if first < 1 or not 1 <= count <= MAX_LINES:
             raise ToolError("INVALID_ARGUMENTS", f"Lines count from 1, and at most {MAX_LINES:,} are shown.")
         place = await self._existing_file(given.path)
         window = LineWindow(self._redactor, first, count, MAX_READ)
-        async with aclosing(self._download(place)) as pieces:
+        async with aclosing(read_pieces(self._handle, place)) as pieces:
             async for piece in pieces:
                 window.add(piece)
                 if window.full or window.binary:
@@ -244,7 +245,7 @@ class CodingTools(Toolset):
             baseline = await self._before()
             place = await self._existing_file(given.path)
             data = bytearray()
-            async with aclosing(self._download(place)) as pieces:
+            async with aclosing(read_pieces(self._handle, place)) as pieces:
                 async for piece in pieces:
                     data += piece
                     if len(data) > MAX_EDIT:
@@ -261,7 +262,7 @@ class CodingTools(Toolset):
             raise ToolError("INVALID_ARGUMENTS", "timeout_seconds is a number above 0.")
         async with self._lock:
             baseline = await self._before()
-            cwd = None if given.cwd is None else await self._folder(given.cwd)
+            cwd = self._handle.workspace_root if given.cwd is None else await self._folder(given.cwd)
             shown = {name: HeadAndTail(self._redactor, MAX_OUTPUT) for name in ("stdout", "stderr")}
             out: dict[str, Any] = {}
             try:
@@ -326,25 +327,11 @@ class CodingTools(Toolset):
             raise ToolError("NOT_A_FOLDER", f"There is no folder {shown_path(place.relative)}.")
         return place.text
 
-    async def _download(self, place: Place) -> AsyncGenerator[bytes, None]:
-        pieces = self._handle.download(place.text)
-        try:
-            async for piece in pieces:
-                yield piece
-        except UnicodeError:
-            raise _not_text(place) from None
-        finally:
-            if isinstance(pieces, AsyncGenerator):
-                await pieces.aclose()
-
     async def _replace(
         self, place: Place, data: bytes, mode: int | None, done: dict[str, Any], baseline: CheckpointReport | None
     ) -> dict[str, Any]:
         """Put new content at a place, and the mode that is wanted."""
-        try:
-            await self._handle.upload(place.text, data)
-        except UnicodeError:
-            raise _not_text(place) from None
+        await write_whole(self._handle, place, data)
         if mode is not None and not await set_mode(self._handle, place, mode):
             done["warning"] = f"The file's mode {mode:04o} could not be set."
         return await self._after(done, baseline)
@@ -383,7 +370,3 @@ def _replaced(data: bytes, given: Edit, shown: str) -> tuple[bytes, int, int]:
             "SEVERAL_MATCHES", f"{shown} holds old_text {count:,} times.", "Give more of what is around it, or set replace_all."
         )
     return data.replace(old, new), count, data.count(b"\n", 0, data.find(old)) + 1
-
-
-def _not_text(place: Place) -> ToolError:
-    return ToolError("INVALID_PATH", f"This sandbox's provider cannot name {shown_path(place.relative)}.", "Use exec.")

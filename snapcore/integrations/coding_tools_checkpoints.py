@@ -5,7 +5,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from snapcore.errors import CheckpointWriterConflictError, SnapcoreError, printable
+from snapcore.autocheckpoint import attempted
+from snapcore.capturing import CaptureReport
+from snapcore.errors import CheckpointWriterConflictError, printable
 from snapcore.repository import Repository
 
 __all__ = ["CheckpointReport", "StepCheckpoints"]
@@ -81,20 +83,19 @@ class StepCheckpoints:
         return await self._capture("end") if self._at_end and self._pending else None
 
     async def _capture(self, moment: Literal["baseline", "step", "end"]) -> CheckpointReport:
-        try:
-            done = await self._repo.capture_with_report(
-                self._sandbox, **{"skip_unchanged": True, "step": self.steps, **self._options, "thread_id": self._thread_id}
-            )
-        except CheckpointWriterConflictError as error:
-            report = CheckpointReport(moment, "skipped", self.steps, None, str(error.code), "Another writer holds the thread.")
-        except SnapcoreError as error:
-            report = CheckpointReport(moment, "failed", self.steps, None, str(error.code), printable(error.message))
-        except OSError as error:  # of this host: a repository's disk that is full, say
-            report = CheckpointReport(moment, "failed", self.steps, None, "SYSTEM", printable(error.strerror or str(error)))
-        else:
+        found = await attempted(self._captured())
+        if isinstance(found, CaptureReport):
             self._pending = 0
-            report = CheckpointReport(moment, "saved" if done.created else "unchanged", self.steps, done.checkpoint.id)
+            report = CheckpointReport(moment, "saved" if found.created else "unchanged", self.steps, found.checkpoint.id)
+        elif isinstance(found, CheckpointWriterConflictError):
+            report = CheckpointReport(moment, "skipped", self.steps, None, str(found.code), "Another writer holds the thread.")
+        else:
+            report = CheckpointReport(moment, "failed", self.steps, None, str(found.code), printable(found.message))
         self.reports = [*self.reports[1 - MAX_REPORTS :], report]
         if self._on_report is not None:
             self._on_report(report)
         return report
+
+    async def _captured(self) -> CaptureReport:
+        options = {"skip_unchanged": True, "step": self.steps, **self._options, "thread_id": self._thread_id}
+        return await self._repo.capture_with_report(self._sandbox, **options)

@@ -18,7 +18,7 @@ from snapcore.sandboxes import SandboxHandle
 
 from .tool_schemas import ToolError, shown_path
 
-__all__ = ["Listed", "Place", "list_folder", "resolve", "set_mode"]
+__all__ = ["Listed", "Place", "assign", "list_folder", "resolve", "set_mode"]
 
 MAX_PATH: Final = 4_000
 MAX_LISTING: Final = 192 << 10  # bytes of names and stats, before they are in hexadecimal digits
@@ -202,7 +202,7 @@ async def list_folder(handle: SandboxHandle, path: str) -> tuple[Place, list[Lis
 
 async def set_mode(handle: SandboxHandle, place: Place, mode: int) -> bool:
     """Give a file permission bits; false when it does not take them."""
-    script = _assign("path", place.path) + f"mode={mode:04o}\n" + _MODE
+    script = assign("path", place.path) + f"mode={mode:04o}\n" + _MODE
     done = await handle.exec(["sh", "-c", script], timeout=SCRIPT_SECONDS, max_output=SCRIPT_OUTPUT)
     return done.exit_code == 0
 
@@ -228,7 +228,7 @@ async def _look(handle: SandboxHandle, path: bytes, *, make: bool, missing_is_er
 async def _run(handle: SandboxHandle, last: str, token: str, path: bytes, *, make: str = "0", limit: str = "0") -> str:
     """What a script says after its token."""
     root = handle.workspace_root.encode("utf-8", "surrogateescape")
-    names = f"token={token}\nmake={make}\nlimit={limit}\n" + _assign("root", root) + _assign("path", path)
+    names = f"token={token}\nmake={make}\nlimit={limit}\n" + assign("root", root) + assign("path", path)
     script = names + _BEGIN + _WALK + last
     done = await handle.exec(["sh", "-c", script], timeout=SCRIPT_SECONDS, max_output=SCRIPT_OUTPUT)
     _, found, answer = done.stdout.decode("ascii", "replace").partition(f"{token} ")
@@ -269,7 +269,7 @@ def _token() -> str:
     return f"snapcore-{secrets.token_hex(12)}"
 
 
-def _assign(name: str, value: bytes) -> str:
+def assign(name: str, value: bytes) -> str:
     """A line of `sh` that sets a variable to any bytes, itself in ASCII: the way to the sandbox may be text."""
     octal = "".join(f"\\0{byte:03o}" for byte in value)
     return f"{name}=$(printf '%b.' '{octal}')\n{name}=${{{name}%.}}\n"

@@ -6,6 +6,7 @@ async with checkpointed(backend, repo, thread_id="thread-1") as backend: ...
 """
 
 from .deepagents_backend import HandleBackend
+from .deepagents_checkpoints import CheckpointedBackend, checkpointed
 from .deepagents_handle import BackendSandbox, sandbox_of
 
-__all__ = ["BackendSandbox", "HandleBackend", "sandbox_of"]
+__all__ = ["BackendSandbox", "CheckpointedBackend", "HandleBackend", "checkpointed", "sandbox_of"]

@@ -27,8 +27,8 @@ from .deepagents_backend import HandleBackend
 from .deepagents_shell import BackendShell
 
 try:
-    from deepagents.backends import CompositeBackend, FilesystemBackend
-    from deepagents.backends.protocol import SandboxBackendProtocol
+    from deepagents.backends import FilesystemBackend
+    from deepagents.backends.protocol import BackendProtocol, SandboxBackendProtocol
 except ImportError as error:
     raise SnapcoreError(
         "deepagents is not installed.", code=Code.MISSING_EXTRA, hint="Install it: pip install 'snapcore[deepagents]'."
@@ -129,8 +129,8 @@ def sandbox_of(backend: Any, root: str | None = None) -> SandboxHandle:
     of one that snapcore made, the handle that it was made of. Others work in `root`, `/workspace` if there is none. Raises
     `ProviderError` `NOT_CAPABLE` for a backend that has no commands.
     """
-    while hasattr(backend, "inner") or isinstance(backend, CompositeBackend):
-        backend = backend.default if isinstance(backend, CompositeBackend) else backend.inner
+    while isinstance(wrapped := getattr(backend, "inner", getattr(backend, "default", None)), BackendProtocol):
+        backend = wrapped
     if isinstance(backend, FilesystemBackend):
         return LocalSandbox(root or backend.cwd)
     if isinstance(backend, HandleBackend) and root in (None, backend.handle.workspace_root):

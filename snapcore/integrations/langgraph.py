@@ -3,8 +3,8 @@
     files = GraphFiles(repo, sandbox, checkpointer)
     agent = create_agent(model, tools, checkpointer=checkpointer, middleware=[files.middleware()])
     ...
-    await files.arestore_for(earlier.config)          # an entry of agent.get_state_history(...)
-    await agent.ainvoke(None, earlier.config)
+    restored = await files.arestore_for(earlier.config)          # an entry of agent.get_state_history(...)
+    await agent.ainvoke(None, restored.config)
 
 The graph's `thread_id` is the workspace's too. A graph checkpoint stands for the moment between two steps: what is captured in a
 node, before anything else in its step has changed files, is the files as they were at the checkpoint from which the step began.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from snapcore.autocheckpoint import attempted
 from snapcore.errors import Code, SnapcoreError, SnapshotError
 from snapcore.model import Checkpoint
 from snapcore.restoring import Receipt
@@ -45,11 +46,15 @@ OnFailure = Callable[[SnapcoreError], None]
 
 class Restored(msgspec.Struct, frozen=True):
     """What a restore for a graph checkpoint did. Unless `exact`, the files are those of the newest workspace checkpoint before it
-    in the same branch of the graph's history: what steps in between did to them is missing."""
+    in the same branch of the graph's history: what steps in between did to them is missing.
+
+    Go on from `config`, also after a restore for a thread's newest checkpoint: from there the graph runs the next step again. With
+    the thread alone it takes over the results of tasks that a crash came after, whose files may be gone.
+    """
 
     checkpoint: Checkpoint
     exact: bool
-    graph_checkpoint_id: str
+    config: dict[str, Any]
     receipt: Receipt
 
 
@@ -116,30 +121,34 @@ class GraphFiles:
     def attempt(self) -> str | None:
         """`capture`, and the id of what was captured; None when it failed, which is reported."""
         try:
-            return self.capture().id
-        except SnapcoreError as error:
-            self._report(error)
-            return None
+            return self._judge(self._home.run(self._attempted(Point.of_step(_config()))))
+        except SnapcoreError as error:  # no step, or no way home
+            return self._judge(error)
 
     async def aattempt(self) -> str | None:
         """See `attempt`."""
         try:
-            return (await self.acapture()).id
+            return self._judge(await self._home.arun(self._attempted(Point.of_step(_config()))))
         except SnapcoreError as error:
-            self._report(error)
-            return None
+            return self._judge(error)
+
+    async def _attempted(self, point: Point) -> Checkpoint | SnapcoreError:
+        return await attempted(self._capture(point, None))
+
+    def _judge(self, outcome: Checkpoint | SnapcoreError) -> str | None:
+        if isinstance(outcome, Checkpoint):
+            return outcome.id
+        if self._on_failure is None:
+            logger.warning("The workspace was not captured: %s", outcome)
+        else:
+            self._on_failure(outcome)
+        return None
 
     def _node(self, _: Any) -> None:
         self.attempt()
 
     async def _anode(self, _: Any) -> None:
         await self.aattempt()
-
-    def _report(self, error: SnapcoreError) -> None:
-        if self._on_failure is None:
-            logger.warning("The workspace was not captured: %s", error)
-        else:
-            self._on_failure(error)
 
     # ---- going back
 
@@ -181,7 +190,7 @@ class GraphFiles:
         checkpoint = found.checkpoint
         receipt = await self._repository.restore(target, thread_id=checkpoint.thread_id, checkpoint_id=checkpoint.id, **options)
         assert receipt is not None  # only a thread without checkpoints has none
-        return Restored(checkpoint, found.exact, found.graph_checkpoint_id, receipt)
+        return Restored(checkpoint, found.exact, found.config, receipt)
 
     def _checked_saver(self) -> "BaseCheckpointSaver[Any]":
         if self._saver is None:

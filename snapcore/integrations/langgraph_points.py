@@ -55,11 +55,12 @@ class Point(msgspec.Struct, frozen=True):
 
 class Found(msgspec.Struct, frozen=True):
     """The workspace checkpoint of a graph checkpoint. `exact`: it was taken at that very one; otherwise it is the newest that was
-    taken before it in the same branch, and what steps in between did to the files is not in it."""
+    taken before it in the same branch, and what steps in between did to the files is not in it. `config` addresses the graph
+    checkpoint."""
 
     checkpoint: Checkpoint
     exact: bool
-    graph_checkpoint_id: str
+    config: dict[str, Any]
 
 
 class _Index:
@@ -94,14 +95,15 @@ def search(config: Mapping[str, Any], checkpoints: Sequence[Checkpoint]) -> Gene
     if target is None:
         raise _missing(f"The graph has no checkpoint {settings.get('checkpoint_id') or ''}".rstrip(), thread_id)
     target_id = str(target.checkpoint["id"])
+    address = {"configurable": {"checkpoint_ns": "", **settings, "thread_id": thread_id, "checkpoint_id": target_id}}
     index = _Index(checkpoints)
     if target_id in index.at:
-        return Found(checkpoints[index.at[target_id]], True, target_id)
+        return Found(checkpoints[index.at[target_id]], True, address)
     before = yield from _before(target, thread_id, index)
     carried = index.place.get(str(target.checkpoint["channel_values"].get(STATE_KEY)), -1)
     if max(before, carried) < 0:
         raise _missing("No workspace checkpoint was taken at or before this checkpoint of the graph", thread_id)
-    return Found(checkpoints[max(before, carried)], False, target_id)
+    return Found(checkpoints[max(before, carried)], False, address)
 
 
 def _before(graph: Any, thread_id: str, index: _Index) -> Generator[dict[str, Any], Any, int]:

@@ -1,0 +1,181 @@
+"""When the files of a deepagents backend are captured: before the first call that may change them, and after every so many."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+from snapcore.autocheckpoint import attempted
+from snapcore.errors import Code, SnapcoreError, SnapshotError
+
+from .deepagents_handle import sandbox_of
+from .langgraph_home import home_of
+from .langgraph_points import thread_of
+
+try:
+    from deepagents.backends.protocol import SandboxBackendProtocol
+    from langgraph.config import get_config
+except ImportError as error:
+    raise SnapcoreError(
+        "deepagents is not installed.", code=Code.MISSING_EXTRA, hint="Install it: pip install 'snapcore[deepagents]'."
+    ) from error
+
+__all__ = ["Captures"]
+
+logger = logging.getLogger("snapcore.deepagents")
+
+T = TypeVar("T")
+MAX_FAILURES: Final = 100
+
+
+class Captures:
+    """Counts the calls that affect files. Of calls that run at once, the last to end captures."""
+
+    def __init__(
+        self,
+        backend: SandboxBackendProtocol,
+        repository: Any,
+        *,
+        thread_id: str | None,
+        root: str | None,
+        every: int,
+        on_failure: Callable[[SnapcoreError], None] | None,
+        options: dict[str, Any],
+    ) -> None:
+        if every < 1:
+            raise SnapshotError("every is a number of calls, 1 or more.", code=Code.INVALID_REQUEST)
+        self._repository, self._home = home_of(repository)
+        self._sandbox = sandbox_of(backend, root)
+        self._thread_id = thread_id
+        self._every = every
+        self._on_failure = on_failure
+        self._options = {"wait": 30.0, "skip_unchanged": True, **options}
+        self._lock = threading.Lock()
+        self._running = 0
+        self._uncovered: dict[str, int] = {}  # calls since the newest checkpoint, by thread
+        self._baselines: dict[str, threading.Event] = {}
+        self.failures: list[SnapcoreError] = []
+
+    def around(self, call: Callable[[], T], affects: Callable[[T], bool]) -> T:
+        """Make a call that may affect files, from a thread."""
+        thread_id = self._thread()
+        baseline, first = self._enter(thread_id)
+        affected = True
+        try:
+            if first:
+                self._take(thread_id, baseline)
+            baseline.wait()
+            result = call()
+            affected = affects(result)
+        finally:
+            due = self._leave(thread_id, affected)
+        if due:
+            self._take(thread_id)
+        return result
+
+    async def aaround(self, call: Callable[[], Awaitable[T]], affects: Callable[[T], bool]) -> T:
+        """The same from a coroutine."""
+        thread_id = self._thread()
+        baseline, first = self._enter(thread_id)
+        affected = True
+        try:
+            if first:
+                await self._atake(thread_id, baseline)
+            if not baseline.is_set():
+                await asyncio.to_thread(baseline.wait)
+            result = await call()
+            affected = affects(result)
+        finally:
+            due = self._leave(thread_id, affected)
+        if due:
+            await self._atake(thread_id)
+        return result
+
+    def finish(self) -> None:
+        """Capture what no checkpoint covers yet."""
+        for thread_id in self._left_over():
+            self._take(thread_id)
+
+    async def afinish(self) -> None:
+        """See `finish`."""
+        for thread_id in self._left_over():
+            await self._atake(thread_id)
+
+    def _thread(self) -> str | None:
+        if self._thread_id is not None:
+            return self._thread_id
+        try:
+            return thread_of(get_config())
+        except (RuntimeError, SnapshotError):
+            error = SnapshotError("No graph with a thread is running.", code=Code.INVALID_REQUEST, hint="Give thread_id.")
+            self._report(error)
+            return None
+
+    def _enter(self, thread_id: str | None) -> tuple[threading.Event, bool]:
+        """What is set once the thread has its baseline, and whether the caller is to take that."""
+        with self._lock:
+            self._running += 1
+            if thread_id is None:
+                done = threading.Event()
+                done.set()
+                return done, False
+            first = thread_id not in self._baselines
+            return self._baselines.setdefault(thread_id, threading.Event()), first
+
+    def _leave(self, thread_id: str | None, affected: bool) -> bool:
+        """Whether it is time to capture."""
+        with self._lock:
+            self._running -= 1
+            if thread_id is None:
+                return False
+            if affected:
+                self._uncovered[thread_id] = self._uncovered.get(thread_id, 0) + 1
+            return self._running == 0 and self._uncovered.get(thread_id, 0) >= self._every
+
+    def _left_over(self) -> list[str]:
+        with self._lock:
+            return [thread_id for thread_id, count in self._uncovered.items() if count]
+
+    def _take(self, thread_id: str | None, done: threading.Event | None = None) -> None:
+        assert thread_id is not None
+        try:
+            self._judge(thread_id, self._home.run(self._attempted(thread_id)))
+        except SnapcoreError as error:  # no way home
+            self._report(error)
+        finally:
+            if done is not None:
+                done.set()
+
+    async def _atake(self, thread_id: str | None, done: threading.Event | None = None) -> None:
+        assert thread_id is not None
+        try:
+            self._judge(thread_id, await self._home.arun(self._attempted(thread_id)))
+        finally:
+            if done is not None:
+                done.set()
+
+    async def _attempted(self, thread_id: str) -> int | SnapcoreError:
+        return await attempted(self._capture(thread_id))
+
+    async def _capture(self, thread_id: str) -> int:
+        """Capture, and say how many calls that covers."""
+        with self._lock:
+            covered = self._uncovered.get(thread_id, 0)
+        await self._repository.capture(self._sandbox, thread_id=thread_id, **self._options)
+        return covered
+
+    def _judge(self, thread_id: str, outcome: int | SnapcoreError) -> None:
+        if isinstance(outcome, SnapcoreError):
+            self._report(outcome)
+            return
+        with self._lock:
+            self._uncovered[thread_id] = max(0, self._uncovered.get(thread_id, 0) - outcome)
+
+    def _report(self, error: SnapcoreError) -> None:
+        self.failures.append(error)
+        del self.failures[:-MAX_FAILURES]
+        if self._on_failure is None:
+            logger.warning("The workspace was not captured: %s", error)
+        else:
+            self._on_failure(error)

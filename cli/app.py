@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "repair": "repair",
     "stats": "repositories",
     "threads": "history",
+    "log": "log",
     "mcp": "mcp",
 }
 GROUPS: Final = {"store": {"test": "store"}}  # commands of two words, whose functions are called store_test and so on

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import blocking
+    from .autocheckpoint import AutoCheckpoint, CheckpointEvery
     from .browse import Diff, DiffEntry
     from .capturing import CaptureReport
     from .collecting import Fate, GcReport, PackFate
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
+    "autocheckpoint": (
+        "AutoCheckpoint",
+        "CheckpointEvery",
+    ),
     "browse": ("Diff", "DiffEntry"),
     "capturing": ("CaptureReport",),
     "collecting": ("Fate", "GcReport", "PackFate"),
@@ -92,9 +97,11 @@ _WHERE = {
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
 __all__ = [
+    "AutoCheckpoint",
     "CaptureReport",
     "Checkpoint",
     "CheckpointConflictError",
+    "CheckpointEvery",
     "CheckpointWriterConflictError",
     "CheckpointWriterLostError",
     "Code",

@@ -8,15 +8,21 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 from .capturing import CaptureReport
 from .engine import stop
 from .errors import CheckpointWriterConflictError, Code, ProviderError, SnapcoreError, SnapshotError, printable
 from .model import Checkpoint
+from .session_options import scrubbed
 
-__all__ = ["CheckpointEvery", "FailureCallback", "Failures", "Sleep", "attempted", "check_seconds"]
+if TYPE_CHECKING:
+    from .session import Session
+
+__all__ = ["AutoCheckpoint", "CheckpointEvery", "FailureCallback", "Failures", "Sleep", "attempted", "check_seconds"]
 
 T = TypeVar("T")
 FailureCallback = Callable[[SnapcoreError], None]
@@ -89,6 +95,97 @@ class Failures:
             # by the loop, which tells of what the callback raises and goes on; it is the next thing that it does
             asyncio.get_running_loop().call_soon(self._callback, error)
             await asyncio.sleep(0)
+
+
+@dataclass(eq=False, slots=True)
+class _Watch:
+    """What `AutoCheckpoint` remembers of a session: since which step nothing was captured, and what waits for the time."""
+
+    step: int
+    timer: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoCheckpoint:
+    """When a session is captured by itself: after `every_steps` affecting operations, `every_seconds` after the capture before,
+    before it is closed (`on_completion`; not when what closes it was cancelled), and as it begins (`baseline`).
+
+    Unchanged content makes no new checkpoint. A failed capture never fails the operation beside it: it is in the session's
+    `failures` (the newest 100), handed to `on_failure`, logged, and tried again after the next operation. It is left
+    out, and that reported, while another writer holds the thread. By time nothing is done while the sandbox is paused or a
+    command runs. One `AutoCheckpoint` may serve many sessions. `sleep` is what waits.
+
+    Raises `SnapshotError` `INVALID_REQUEST` for numbers that make no sense.
+    """
+
+    every_steps: int | None = 5
+    every_seconds: float | None = None
+    on_completion: bool = True
+    baseline: bool = True
+    on_failure: FailureCallback | None = None
+    sleep: Sleep = field(default=asyncio.sleep, repr=False, compare=False)
+    _watched: "WeakKeyDictionary[Session, _Watch]" = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        if self.every_steps is not None and not (type(self.every_steps) is int and self.every_steps > 0):
+            raise SnapshotError("every_steps is a whole number above 0, or None.", code=Code.INVALID_REQUEST)
+        if self.every_seconds is not None:
+            check_seconds(self.every_seconds)
+
+    async def started(self, session: "Session") -> None:
+        """The session is open."""
+        watch = _Watch(session.step)
+        if self.baseline:
+            async with session._lock:
+                await self._capture(session, watch)
+        self._watched[session] = watch  # now: a session that was cancelled before did not begin
+        if self.every_seconds is not None:
+            watch.timer = asyncio.create_task(self._by_time(session, watch, self.every_seconds))
+
+    async def stepped(self, session: "Session") -> None:
+        """An affecting operation has ended; the session does nothing else meanwhile."""
+        watch = self._watched.get(session)
+        if watch is not None and self.every_steps is not None and _steps(session, watch) >= self.every_steps:
+            await self._capture(session, watch)
+
+    async def ended(self, session: "Session") -> None:
+        """The session is about to be closed."""
+        watch = self._watched.pop(session, None)
+        if watch is None:
+            return
+        if watch.timer is not None:
+            await stop([watch.timer])
+        task = asyncio.current_task()
+        if self.on_completion and (task is None or not task.cancelling()):
+            async with session._lock:
+                if session._handle is not None or _steps(session, watch):  # else it would be opened for nothing
+                    await self._capture(session, watch)
+
+    async def _by_time(self, session: "Session", watch: _Watch, seconds: float) -> None:
+        while True:
+            await self.sleep(seconds)
+            async with session._lock:
+                if session._handle is not None:
+                    await self._capture(session, watch)
+
+    async def _capture(self, session: "Session", watch: _Watch) -> None:
+        async def work() -> Checkpoint:
+            with scrubbed(session._options.redactor):
+                return await session._checkpoint_locked(None, automatic=True, skip_unchanged=True, wait=0)
+
+        found = await attempted(work())
+        if isinstance(found, SnapcoreError):
+            await Failures(session.thread_id, self.on_failure, session.failures).report(found)
+        else:
+            watch.step = session.step
+
+
+def _steps(session: "Session", watch: _Watch) -> int:
+    """How many affecting operations no checkpoint covers."""
+    saved = session._saved[0] if session._saved is not None else 0
+    return session.step - max(watch.step, saved)
 
 
 class CheckpointEvery:

@@ -85,9 +85,11 @@ LAYERS = (
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 
 PUBLIC = {
+    "AutoCheckpoint",
     "CaptureReport",
     "Checkpoint",
     "CheckpointConflictError",
+    "CheckpointEvery",
     "CheckpointWriterConflictError",
     "CheckpointWriterLostError",
     "Code",

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from snapcore.errors import CheckpointConflictError, SnapshotError, printable
-from snapcore.model import Checkpoint, validate_text, validate_thread_id
+from snapcore.model import Checkpoint, validate_id, validate_text, validate_thread_id
 from snapcore.redaction import Redactor
 from snapcore.redaction_hooks import RedactionHook, RedactionPattern
 from snapcore.repository import Repository, Secrets
@@ -287,8 +287,9 @@ class AgentTools(Toolset):
         found: Checkpoint | None = None
         if which == "latest":
             found = await self._repo.get(self._thread_id)
-        elif _is_name(which):
-            found = await self._repo.get(self._thread_id, which) or await self._repo.get(self._thread_id, label=which)
+        elif _passes(validate_text, which, "A name"):
+            found = await self._repo.get(self._thread_id, which) if _passes(validate_id, which) else None
+            found = found or await self._repo.get(self._thread_id, label=which)
         if found is None:
             raise _not_found(which)
         return found
@@ -325,16 +326,16 @@ def _not_found(which: str) -> ToolError:
     return ToolError("NOT_FOUND", f"This thread has no checkpoint {shown!r}.", "checkpoint_list shows what there is.")
 
 
-def _is_name(text: str) -> bool:
+def _passes(check: Callable[..., None], *args: object) -> bool:
     try:
-        validate_text(text, "A name")
+        check(*args)
     except SnapshotError:
         return False
     return True
 
 
 def _check_name(text: str, what: str) -> None:
-    if not _is_name(text) or len(text) > MAX_LABEL or text != text.strip():
+    if not _passes(validate_text, text, what) or len(text) > MAX_LABEL or text != text.strip():
         raise ToolError(
             "INVALID_ARGUMENTS", f"{what} is a text of 1 to {MAX_LABEL} characters without control characters or space around it."
         )

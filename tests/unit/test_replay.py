@@ -187,6 +187,13 @@ async def test_a_copy_of_what_nobody_knows_any_more_is_refused(book: Writer) -> 
     assert caught.value.code is Code.MISSING_CHECKPOINT
 
 
+async def test_copies_of_each_other_are_refused(book: Writer) -> None:
+    first = book.copy("first", Checkpoint(id="second", thread_id="thread"), "thread")
+    book.copy("second", first, "thread")
+    with pytest.raises(SnapshotError):
+        await book.ledgers().line(first)
+
+
 async def test_a_plain_capture_has_what_had_ended_when_it_was_made(book: Writer) -> None:
     book.create("A")
     book.done("A", "a")

@@ -11,6 +11,7 @@ Each sandbox has a thread of its own, `rebuno/EXECUTION/KEY`, after the executio
 checkpoint has a thread that was forked from that checkpoint.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypedDict, Unpack
@@ -51,6 +52,7 @@ except ImportError as error:
 __all__ = ["DriverOptions", "RebunoSandbox", "SandboxDriver", "thread_of"]
 
 WAIT: Final = 150.0  # seconds; the lease of a worker that died on another machine ends before
+GRACE: Final = 30.0  # seconds that a cancelled creation has to come to its end
 _REFERENCE: Final = "snapcore/1"
 _GONE: Final = (Code.MISSING_CHECKPOINT, Code.MISSING_BLOB, Code.INVALID_BLOB)
 
@@ -129,8 +131,7 @@ class SandboxDriver:
         """
         thread_id = thread_of(execution().id, self._key)
         source = await self._source(checkpoint_ref) if checkpoint_ref else None
-        made = self._provider.create(self._options.get("spec", SandboxSpec()))
-        handle = await finish(made, self._discard)
+        handle = await self._made()
         sandbox = self._sandbox(handle, thread_id)
 
         async def fill(_: SandboxHandle) -> None:
@@ -241,6 +242,23 @@ class SandboxDriver:
         except SnapshotError as error:
             if error.code != Code.MISSING_CHECKPOINT:  # deleted since it was restored
                 raise
+
+    async def _made(self) -> SandboxHandle:
+        """A new sandbox. When the caller is cancelled it is waited for some time, since only what is known can be destroyed; a
+        creation that takes longer than that, by its hooks, is cancelled and undoes itself."""
+        task = asyncio.ensure_future(self._provider.create(self._options.get("spec", SandboxSpec())))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await finish(self._abandon(task))
+            raise
+
+    async def _abandon(self, task: asyncio.Future[SandboxHandle]) -> None:
+        await asyncio.wait([task], timeout=GRACE)
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
+            await self._discard(task.result())
 
     async def _discard(self, handle: SandboxHandle) -> None:
         try:

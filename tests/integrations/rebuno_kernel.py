@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from .rebuno_kernel_rules import ENDED, Json, Refused, Rules, new_id
 
-DEADLINE: Final = 120.0
+DEADLINE: Final = 60.0
 
 
 class Fault(NamedTuple):
@@ -221,6 +221,7 @@ class RebunoKernel(Rules):
             fault = next((each for each in self.faults if re.search(each.pattern, line)), None)
             if fault is not None:
                 self.faults.remove(fault)
+                self.changed.notify_all()
         if fault is not None and fault.kind == "lost":
             return _break(handler.connection)
         status, body = self._answer(request)

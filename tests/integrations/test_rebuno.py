@@ -1,22 +1,20 @@
 """Rebuno's own `resource()`, policies and agents over snapcore's driver, with local sandboxes and a kernel of the tests' own."""
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import rebuno
 
 import snapcore
-from snapcore.integrations.rebuno import RebunoSandbox, SandboxDriver, thread_of
+from snapcore.integrations.rebuno import SandboxDriver, thread_of
 from snapcore.providers.local import LocalProvider
 from snapcore.repository import Repository
+from snapcore.sandboxes import Hook, SandboxHandle, SandboxSpec
 
 from .rebuno_kernel import RebunoKernel
-from .rebuno_worker import AGENT, ended, run, run_fork, working
-
-Process = Callable[[int], Awaitable[list[str]]]
+from .rebuno_worker import AGENT, ended, kept, looking, run, run_fork, working, writing
 
 
 @pytest.fixture
@@ -39,38 +37,6 @@ def sandboxes(tmp_path: Path) -> Path:
 @pytest.fixture
 def driver(repo: Repository, sandboxes: Path) -> SandboxDriver:
     return SandboxDriver(repo, LocalProvider(sandboxes))
-
-
-async def names(sandbox: RebunoSandbox) -> list[str]:
-    """What lies in the sandbox."""
-    result = await sandbox.exec("ls")
-    return result.stdout.decode().split()
-
-
-def writing(driver: Any, *, every_steps: int = 1, on_completion: bool = True) -> Process:
-    """An agent that writes file1, file2, ... each in a step of its own, and says what lies in the sandbox then."""
-
-    async def process(files: int) -> list[str]:
-        policy = rebuno.CheckpointPolicy(every_steps, on_completion)
-        sandbox = await rebuno.resource("workspace", driver=driver, checkpoints=policy)
-
-        async def write(number: int) -> int:
-            await sandbox.upload(f"{sandbox.workspace_root}/file{number}", b"%d" % number)
-            return number
-
-        for number in range(1, files + 1):
-            await rebuno.step("write", write, {"number": number}, resources=["workspace"])
-        return await names(sandbox)
-
-    return process
-
-
-async def kept(repo: Repository, reference: str) -> list[str]:
-    """The files of the checkpoint that a reference names."""
-    _, _, checkpoint_id, thread_id = reference.split("/", 3)
-    checkpoint = await repo.get(thread_id, checkpoint_id)
-    assert checkpoint is not None
-    return [entry.path.decode() async for entry in repo.ls(checkpoint) if entry.path]
 
 
 async def test_checkpoints_come_at_the_start_after_every_second_step_and_at_the_end(
@@ -111,13 +77,8 @@ async def test_a_fork_starts_from_the_files_that_its_event_left_and_leaves_the_s
 ) -> None:
     source = await run(kernel, writing(driver), {"files": 3})
     second = kernel.events(source, "step.succeeded")[1]["event_seq"]
-
-    async def process(files: int) -> list[str]:
-        sandbox = await rebuno.resource("workspace", driver=driver, checkpoints=rebuno.CheckpointPolicy())
-        return await names(sandbox)
-
     before = await repo.list(thread_of(source))
-    fork = await run_fork(kernel, process, source, second)
+    fork = await run_fork(kernel, looking(driver), source, second)
     assert fork["output"] == ["file1", "file2"]
     root, *_ = await repo.list(thread_of(fork["id"]))
     assert (root.reason, root.source_thread_id, root.source_id) == ("fork-root", thread_of(source), before[2].id)
@@ -131,6 +92,96 @@ async def test_a_fork_between_checkpoints_starts_from_the_one_before_and_takes_i
     first = kernel.events(source, "step.succeeded")[0]["event_seq"]
     fork = await run_fork(kernel, writing(driver, every_steps=2), source, first)
     assert fork["output"] == ["file2", "file3"]  # of the first step only the result was copied
-    _, *own = kernel.references(fork["id"])
-    assert [await kept(repo, reference) for reference in own][0] == []
-    assert all(reference.endswith(thread_of(fork["id"])) for reference in own)
+    copied, baseline, *later = kernel.references(fork["id"])
+    assert copied.endswith(thread_of(source))
+    assert baseline.endswith(thread_of(fork["id"]))
+    assert [await kept(repo, reference) for reference in (copied, baseline)] == [[], []]
+    assert await kept(repo, later[-1]) == ["file2", "file3"]
+
+
+async def test_a_later_turn_of_a_session_goes_on_in_the_sandbox_and_the_thread_of_the_one_before(
+    kernel: RebunoKernel, repo: Repository, driver: SandboxDriver, sandboxes: Path
+) -> None:
+    first = await run(kernel, writing(driver), {"files": 1}, session="session")
+    second = await run(kernel, writing(driver), {"files": 2}, session="session")
+    assert kernel.executions[second]["output"] == ["file1", "file2"]
+    assert kernel.resource(second)["binding"] == kernel.resource(first)["binding"]
+    assert len(os.listdir(sandboxes)) == 1
+    history = await repo.list(thread_of(first))
+    assert {c.run_id for c in history} == {first, second}
+    assert kernel.references(second)[0] == kernel.references(first)[-1]  # nothing had changed since
+    assert not await repo.list(thread_of(second))
+
+
+async def test_what_the_kernel_knows_is_json_without_secrets_and_checkpoints_have_none(
+    kernel: RebunoKernel, repo: Repository, tmp_path: Path, sandboxes: Path
+) -> None:
+    secret = "correct horse battery"
+    provider = LocalProvider(sandboxes)
+    spec = SandboxSpec(environment={"TOKEN": secret})
+    driver = SandboxDriver(repo, provider, spec=spec, secrets={"TOKEN": secret}, reinject=True)
+
+    async def process(files: int) -> int:
+        sandbox = await rebuno.resource("workspace", driver=driver, checkpoints=rebuno.CheckpointPolicy())
+
+        async def write() -> int:
+            return (await sandbox.exec('printf "token: %s" "$TOKEN" > config')).exit_code
+
+        return int(await rebuno.step("write", write, resources=["workspace"]))
+
+    source = await run(kernel, process, {"files": 0})
+    fork = await run_fork(kernel, process, source)
+    assert fork["status"] == "completed"
+    assert sorted(path.read_text() for path in sandboxes.glob("*/config")) == [f"token: {secret}"] * 2  # the present value
+    assert secret not in (tmp_path / "kernel.json").read_text()
+    last = await repo.get(thread_of(source))
+    assert last is not None
+    assert await repo.read_file(last, b"config") == b"token: " + bytes(len(secret))
+
+
+async def test_a_policy_that_is_code_is_used_by_the_restore_too(kernel: RebunoKernel, repo: Repository, sandboxes: Path) -> None:
+    policy = snapcore.FilePolicy.with_exclude(lambda path, kind: path == "file2")
+    driver = SandboxDriver(repo, LocalProvider(sandboxes), policy=policy)
+    source = await run(kernel, writing(driver), {"files": 3})
+    assert (await run_fork(kernel, looking(driver), source))["output"] == ["file1", "file3"]
+
+
+async def test_several_folders_are_one_checkpoint(
+    kernel: RebunoKernel, repo: Repository, sandboxes: Path, tmp_path: Path
+) -> None:
+    for name in ("code", "data"):
+        (tmp_path / name).mkdir()
+    roots = {name: str(tmp_path / name) for name in ("code", "data")}
+    driver = SandboxDriver(repo, LocalProvider(sandboxes), roots=roots)
+    (tmp_path / "data" / "table").write_text("rows")
+    source = await run(kernel, looking(driver), {"files": 0})
+    (tmp_path / "data" / "table").write_text("other rows")
+    assert (await run_fork(kernel, looking(driver), source))["status"] == "completed"
+    assert (tmp_path / "data" / "table").read_text() == "rows"
+
+
+async def test_hooks_run_when_the_files_are_there_and_at_each_open(
+    kernel: RebunoKernel, repo: Repository, sandboxes: Path
+) -> None:
+    seen: list[str] = []
+
+    def hook(name: str) -> Hook:
+        async def run_hook(sandbox: SandboxHandle) -> None:
+            seen.append(f"{name} {len(os.listdir(sandbox.workspace_root))}")
+
+        return run_hook
+
+    driver = SandboxDriver(repo, LocalProvider(sandboxes), on_create=[hook("create")], on_open=[hook("open")])
+    source = await run(kernel, writing(driver), {"files": 2}, session="session")
+    await run(kernel, looking(driver), {"files": 0}, session="session")
+    await run_fork(kernel, looking(driver), source)
+    assert seen == ["create 0", "open 0", "open 2", "create 2", "open 2"]
+
+
+async def test_a_sandbox_that_is_done_with_is_destroyed_by_its_binding_and_its_checkpoints_stay(
+    kernel: RebunoKernel, repo: Repository, driver: SandboxDriver, sandboxes: Path
+) -> None:
+    source = await run(kernel, writing(driver), {"files": 1})
+    await driver.destroy(kernel.resource(source)["binding"])
+    assert os.listdir(sandboxes) == []
+    assert (await run_fork(kernel, looking(driver), source))["output"] == ["file1"]

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from snapcore.engine import finish
 from snapcore.errors import Code, SnapcoreError
 
 from .tool_schemas import Tool, ToolResult, Toolset
@@ -91,30 +92,56 @@ def make_server(toolsets: Sequence[Toolset]) -> "Server[Any]":
 
 
 async def serve_stdio(toolsets: Sequence[Toolset]) -> None:
-    """Serve until the client closes stdin, or no longer reads stdout. Calls under way are cancelled then, and waited for."""
+    """Serve until the client closes stdin, or no longer reads stdout. Calls under way are cancelled then, and waited for; so they
+    are when this is cancelled."""
     server = make_server(toolsets)
+    with _lines_of_stdin() as lines:
+        serving = asyncio.create_task(_serve(server, lines))
+        try:
+            await asyncio.shield(serving)
+        except asyncio.CancelledError:
+            # As if the client had left. Cancelled from outside, the package (2.3) may end with an error of its streams instead,
+            # when a message comes at that moment.
+            lines.end()
+            await finish(asyncio.wait([serving]))
+            if not serving.cancelled():
+                serving.exception()  # it was seen
+            raise
+
+
+async def _serve(server: "Server[Any]", lines: "_Lines") -> None:
     from mcp.server.stdio import stdio_server
 
-    with _lines_of_stdin() as lines:
-        try:
-            async with stdio_server(stdin=cast("Any", lines)) as (read, write):
-                await server.run(read, write, server.create_initialization_options())
-        except* ConnectionError:  # nobody reads stdout any more
-            pass
+    try:
+        async with stdio_server(stdin=cast("Any", lines)) as (read, write):
+            await server.run(read, write, server.create_initialization_options())
+    except* ConnectionError:  # nobody reads stdout any more
+        pass
 
 
 class _Lines:
-    """The lines of a stream, each read by a thread that nobody has to wait for: a signal ends the server although a client keeps
-    the other end open and says nothing."""
+    """The lines of a stream until `end`, each read by a thread that nobody has to wait for: the server can end although a client
+    keeps the other end open and says nothing."""
 
     def __init__(self, readline: Callable[[], str]) -> None:
         self._readline = readline
+        self._reading: asyncio.Future[str] | None = None
+        self._ended = False
+
+    def end(self) -> None:
+        """There are no more lines."""
+        self._ended = True
+        if self._reading is not None and not self._reading.done():
+            self._reading.set_result("")
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self
 
     async def __anext__(self) -> str:
-        line = await _in_daemon(self._readline)
+        if self._ended:
+            raise StopAsyncIteration
+        self._reading = _in_daemon(self._readline)
+        line = await self._reading
         if not line:
             raise StopAsyncIteration
         return line
@@ -139,13 +166,13 @@ def _lines_of_stdin() -> Iterator[_Lines]:
         os.dup2(own, 0)
 
 
-async def _in_daemon(work: Callable[[], T]) -> T:
+def _in_daemon(work: Callable[[], T]) -> asyncio.Future[T]:
     """The result of `work`, done on a thread that does not keep the process alive."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
     def settle(result: T | None, error: OSError | None) -> None:
-        if done.cancelled():
+        if done.done():
             return
         if error is not None:
             done.set_exception(error)
@@ -163,4 +190,4 @@ async def _in_daemon(work: Callable[[], T]) -> T:
             loop.call_soon_threadsafe(settle, result, failure)
 
     threading.Thread(target=run, name="snapcore-stdin", daemon=True).start()
-    return await done
+    return done

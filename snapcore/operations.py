@@ -26,7 +26,7 @@ def exec_operation(
     return Operation(
         kind="exec",
         command=tuple(_text(redactor, word) for word in argument_list(command)),
-        cwd=None if cwd is None else _text(redactor, inner_path(cwd, root)),
+        cwd=None if cwd is None else inner_path(_text(redactor, cwd), root),
         user=None if user is None else _text(redactor, user),
         environment=tuple(sorted(_text(redactor, name) for name in environment or ())),
         input=_digest(redactor, stdin),
@@ -35,7 +35,7 @@ def exec_operation(
 
 def write_operation(redactor: Redactor, path: str, data: bytes, *, root: str) -> Operation:
     """The identity of a file that is written. Two contents are the same when they differ in secrets only."""
-    return Operation(kind="write", command=(_text(redactor, inner_path(path, root)),), input=_digest(redactor, data))
+    return Operation(kind="write", command=(inner_path(_text(redactor, path), root),), input=_digest(redactor, data))
 
 
 def checkpoint_operation(redactor: Redactor, label: str | None) -> Operation:

@@ -97,7 +97,7 @@ class Session:
         self.warnings = list(warnings)
         self.failures: list[SnapcoreError] = []
         self.restored: Receipt | None = None
-        self.saved: tuple[int, str] | None = None  # step and id of this session's newest checkpoint
+        self._saved: tuple[int, str] | None = None  # step and id of this session's newest checkpoint
 
     async def __aenter__(self) -> Self:
         return self
@@ -159,7 +159,7 @@ class Session:
         `on_output` is called with `"stdout"` or `"stderr"` and a piece of output as it comes, or is something to write the bytes
         to. `affects=False` says that the command changes nothing worth a checkpoint. `outside=True` says that it changes
         what lies outside of the captured roots: it is run again in a sandbox that was resumed, `False` that it does not.
-        `at_most_once` keeps it from being run again when nobody knows whether it was run; `rerun` permits that.
+        `at_most_once` keeps it from being run again, also when nobody knows whether it was run; `rerun` permits that.
 
         Raises what `SandboxHandle.exec` does, `EXEC_TIMEOUT` also when that is recorded; `ReplayDivergedError`
         `OPERATION_UNCERTAIN` for an operation that may have been run and is not permitted to be run again.
@@ -179,7 +179,7 @@ class Session:
                 user=user,
             )
             recorded = await self._match(operation)
-            if recorded is not None and not recorded.fresh:
+            if recorded is not None and not (recorded.fresh and (rerun or not recorded.event.at_most_once)):
                 return await self._replayed(recorded, sink)
             reruns = recorded.event.id if recorded is not None else self._playback.permit(operation, rerun=rerun)
             handle = await self._live()
@@ -212,6 +212,10 @@ class Session:
                 raise
             clean = await self._engine.run(without_secrets, self._options.redactor, result, max_output)
             ended = await self._complete(started, clean, error=None, affects=affects)
+            if recorded is not None and recorded.event.exit_code != clean.exit_code:
+                self.warnings.append(
+                    f"Run again, {describe(operation)} ended with {clean.exit_code}, otherwise than it did before."
+                )
             await settle_output(on_output)
             await self._stepped(affects=affects)
             return ExecOutcome(
@@ -472,9 +476,9 @@ class Session:
             )
             report = await capture(self._engine, request)
             place = self.step, report.checkpoint.id
-            if not report.created and self.saved != place:
+            if not report.created and self._saved != place:
                 await self._recorder.append(msgspec.structs.replace(event, checkpoint_id=report.checkpoint.id))
-            self.saved = place
+            self._saved = place
             if not automatic:
                 self._playback.left()
             return report.checkpoint

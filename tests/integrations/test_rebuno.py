@@ -125,7 +125,7 @@ async def test_what_the_kernel_knows_is_json_without_secrets_and_checkpoints_hav
         sandbox = await rebuno.resource("workspace", driver=driver, checkpoints=rebuno.CheckpointPolicy())
 
         async def write() -> int:
-            return (await sandbox.exec('printf "token: %s" "$TOKEN" > config')).exit_code
+            return int((await sandbox.exec('printf "token: %s" "$TOKEN" > config')).exit_code)
 
         return int(await rebuno.step("write", write, resources=["workspace"]))
 

@@ -129,7 +129,7 @@ class LocalSandbox:
         self._check_open()
         draft = f"{os.path.dirname(target)}/.snapcore-upload.{secrets.token_hex(8)}"
         owner = _identity(self._user)
-        fd = await in_thread(os.open, draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # at once: nobody is cancelled here
         try:
             if "user" in owner:
                 os.fchown(fd, owner["user"], owner["group"])
@@ -137,7 +137,8 @@ class LocalSandbox:
                 await in_thread(_write_all, fd, piece)
             await in_thread(os.replace, draft, target)
         except BaseException:
-            os.unlink(draft)
+            with contextlib.suppress(FileNotFoundError):  # it may have been renamed before the caller was cancelled
+                os.unlink(draft)
             raise
         finally:
             os.close(fd)

@@ -183,7 +183,7 @@ async def test_what_is_stored_as_it_is_must_hold_no_secret(repo: Repository, pro
         {"thread_id": "t", "spec": SandboxSpec(workspace_root=f"/{name}")},
     ):
         with pytest.raises(SnapshotError) as caught:
-            await repo.session(provider, secrets=[name], **options)  # type: ignore[arg-type]
+            await repo.session(provider, secrets=[name], **options)
         assert caught.value.code == Code.SECRET_IN_NAME
         assert name not in str(caught.value)
     assert not (tmp_path / "sandboxes").exists()

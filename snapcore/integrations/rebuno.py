@@ -13,7 +13,7 @@ checkpoint has a thread that was forked from that checkpoint.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypedDict, Unpack
 
 import msgspec
@@ -61,7 +61,7 @@ class DriverOptions(TypedDict, total=False):
     """What every driver takes; see `SandboxDriver`."""
 
     key: str
-    spec: SandboxSpec
+    spec: SandboxSpec | Callable[[str], SandboxSpec]
     policy: FilePolicy | None
     secrets: Secrets
     hooks: Sequence[RedactionHook]
@@ -92,14 +92,16 @@ class _Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SandboxDriver:
-    """A driver for `rebuno.resource`: sandboxes of `provider`, made by `spec`, with checkpoints in `repo`.
+    """A driver for `rebuno.resource`: sandboxes of `provider`, made by `spec`, with checkpoints in `repo`. That has to stay open as
+    long as the agent runs: the last checkpoint of an execution is taken after the agent's function has returned.
 
-    `key` is the resource's, for the names of threads. `policy`, `secrets`, `hooks`, `patterns`, `allow_short_secrets`, `roots`
-    and `allow_any_root` are those of `Repository.capture`, `wait` too; `reinject` puts the present values of secrets back where a
-    sandbox starts from a checkpoint. `coverage_reuse` says that only declared tools and steps change the sandbox.
-    `configuration` is what the kernel compares at each registration: JSON, equal for all workers, without credentials. It does
-    not say which provider it is, so that a fork may use another. `on_create` hooks run in a sandbox that was made and filled,
-    `on_open` hooks after them and at each later open; the provider's own run before its files are there.
+    `spec` may be a function of the thread's id, for names and labels. `key` is the resource's, for the ids of threads. `policy`,
+    `secrets`, `hooks`, `patterns`, `allow_short_secrets`, `roots`, `allow_any_root` and `wait` are those of `Repository.capture`;
+    `reinject` puts the present values of secrets back where a sandbox starts from a checkpoint. `coverage_reuse` says that only
+    declared tools and steps change the sandbox. `configuration` is what the kernel compares at each registration: JSON, equal for
+    all workers, without credentials. It does not say which provider it is, so that a fork may use another. `on_create` hooks run
+    in a sandbox that was made and filled, `on_open` hooks after them and at each later open; the provider's own run before its
+    files are there.
     """
 
     driver_id = "snapcore.sandbox.v1"
@@ -129,16 +131,17 @@ class SandboxDriver:
         Raises `CheckpointUnavailable` when the checkpoint, or what it is made of, is gone. Whatever is raised, also when the
         caller is cancelled, the sandbox is destroyed again.
         """
-        thread_id = thread_of(execution().id, self._key)
+        execution_id = execution().id
+        thread_id = thread_of(execution_id, self._key)
         source = await self._source(checkpoint_ref) if checkpoint_ref else None
-        handle = await self._made()
+        handle = await self._made(thread_id)
         sandbox = self._sandbox(handle, thread_id)
 
         async def fill(_: SandboxHandle) -> None:
             if source is not None:
                 await self._restore(handle, source)
                 await self._fork(source, thread_id)
-            await self.prepare(sandbox, restored=source is not None)
+            await self.prepare(sandbox, execution_id=execution_id, restored=source is not None)
 
         steps = (fill, *self._options.get("on_create", ()), *self._options.get("on_open", ()))
         await run_hooks(steps, sandbox, lambda: finish(self._discard(handle)))
@@ -170,7 +173,7 @@ class SandboxDriver:
         """End the sandbox that a binding (of a `resource.bound` event) names; its checkpoints stay. The package never does."""
         await self._provider.destroy(_read_binding(binding).binding())
 
-    async def prepare(self, sandbox: RebunoSandbox, *, restored: bool) -> None:
+    async def prepare(self, sandbox: RebunoSandbox, *, execution_id: str, restored: bool) -> None:
         """For subclasses: called in `create`, once the files of the checkpoint are there if there is one."""
 
     # ---- parts
@@ -243,10 +246,11 @@ class SandboxDriver:
             if error.code != Code.MISSING_CHECKPOINT:  # deleted since it was restored
                 raise
 
-    async def _made(self) -> SandboxHandle:
+    async def _made(self, thread_id: str) -> SandboxHandle:
         """A new sandbox. When the caller is cancelled it is waited for some time, since only what is known can be destroyed; a
         creation that takes longer than that, by its hooks, is cancelled and undoes itself."""
-        task = asyncio.ensure_future(self._provider.create(self._options.get("spec", SandboxSpec())))
+        spec = self._options.get("spec", SandboxSpec())
+        task = asyncio.ensure_future(self._provider.create(spec(thread_id) if callable(spec) else spec))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:

@@ -73,27 +73,37 @@ class Processes:
         `ProviderError` `EXEC_TIMEOUT` after `timeout` seconds. Then, and when the caller is cancelled, the process and what it
         started in its group are killed. Raises `OSError` when it cannot be started.
         """
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            **options,
-        )
-        self._groups.add(process.pid)
+        running: list[asyncio.subprocess.Process] = []
+
+        async def start() -> None:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                **options,
+            )
+            running.append(process)
+            self._groups.add(process.pid)
+
         try:
+            # asyncio, cancelled in there, would kill the command alone and wait for what it started
+            await uncancelled(start())
+            (process,) = running
             async with asyncio.timeout(timeout):
                 await _talk(process, stdin, sink)
                 code = await process.wait()
         except BaseException as error:
-            _kill(process.pid)  # the group: the command itself may have ended before what it started
+            for process in running:
+                _kill(process.pid)  # the group: the command itself may have ended before what it started
             if isinstance(error, TimeoutError) and timeout is not None:
                 raise _timed_out(timeout) from None
             raise
         finally:
-            self._groups.discard(process.pid)
-            await uncancelled(_buried(process))
+            for process in running:
+                self._groups.discard(process.pid)
+                await uncancelled(_buried(process))
         return code if code >= 0 else 128 - code
 
 

@@ -113,6 +113,20 @@ async def test_what_a_command_started_ends_with_it_when_it_takes_too_long(tmp_pa
             await asyncio.sleep(0.05)
 
 
+async def test_a_command_that_is_cancelled_as_it_starts_ends_with_what_it_started(tmp_path: Path) -> None:
+    """After any number of turns of the loop; the sleep would go on otherwise, and be waited for."""
+    handle = await LocalProvider(tmp_path).create(SandboxSpec())
+    for turns in range(40):
+        running = asyncio.create_task(handle.exec("sleep 600; true"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        done, _ = await asyncio.wait([running], timeout=60)
+        assert done, f"after {turns} turns"
+        assert running.cancelled()
+    await handle.close()
+
+
 async def test_an_error_of_on_output_ends_the_command(tmp_path: Path) -> None:
     def on_output(stream: str, piece: bytes) -> None:
         raise ValueError("not wanted")

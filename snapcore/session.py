@@ -156,9 +156,10 @@ class Session:
     ) -> ExecOutcome:
         """Run a command (a text: by `sh -c`) to its end, or return how it ended when it is recorded at this place.
 
-        `on_output` is called with `"stdout"` or `"stderr"` and a piece of output as it comes, or is something to write the bytes
-        to. `affects=False` says that the command changes nothing worth a checkpoint. `outside=True` says that it changes
-        what lies outside of the captured roots: it is run again in a sandbox that was resumed, `False` that it does not.
+        It runs in the workspace root, from where `cwd` is taken too. `on_output` is called with `"stdout"` or `"stderr"` and a
+        piece of output as it comes, or is something to write the bytes to. `affects=False` says that the command changes nothing
+        worth a checkpoint. `outside=True` says that it changes what lies outside of the captured roots: it is run again in a
+        sandbox that was made anew; `False` that it does not.
         `at_most_once` keeps it from being run again, also when nobody knows whether it was run; `rerun` permits that.
 
         Raises what `SandboxHandle.exec` does, `EXEC_TIMEOUT` also when that is recorded; `ReplayDivergedError`
@@ -199,7 +200,7 @@ class Session:
                 result = await handle.exec(
                     command,
                     stdin=stdin,
-                    cwd=cwd,
+                    cwd=posixpath.join(self._binding.workspace_root, cwd or ""),
                     environment=environment,
                     user=user,
                     timeout=timeout,

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
 
 from snapcore.autocheckpoint import attempted
@@ -27,6 +28,7 @@ logger = logging.getLogger("snapcore.deepagents")
 
 T = TypeVar("T")
 MAX_FAILURES: Final = 100
+BASELINE_SECONDS: Final = 60.0  # a thread that waits may be the one that the capture is waiting for
 
 
 class Captures:
@@ -54,7 +56,7 @@ class Captures:
         self._lock = threading.Lock()
         self._running = 0
         self._uncovered: dict[str, int] = {}  # calls since the newest checkpoint, by thread
-        self._baselines: dict[str, threading.Event] = {}
+        self._baselines: dict[str, Future[None]] = {}
         self.failures: list[SnapcoreError] = []
 
     def around(self, call: Callable[[], T], affects: Callable[[T], bool]) -> T:
@@ -65,7 +67,7 @@ class Captures:
         try:
             if first:
                 self._take(thread_id, baseline)
-            baseline.wait()
+            wait([baseline], timeout=BASELINE_SECONDS)
             result = call()
             affected = affects(result)
         finally:
@@ -82,8 +84,7 @@ class Captures:
         try:
             if first:
                 await self._atake(thread_id, baseline)
-            if not baseline.is_set():
-                await asyncio.to_thread(baseline.wait)
+            await asyncio.shield(asyncio.wrap_future(baseline))
             result = await call()
             affected = affects(result)
         finally:
@@ -112,16 +113,16 @@ class Captures:
             self._report(error)
             return None
 
-    def _enter(self, thread_id: str | None) -> tuple[threading.Event, bool]:
-        """What is set once the thread has its baseline, and whether the caller is to take that."""
+    def _enter(self, thread_id: str | None) -> tuple[Future[None], bool]:
+        """What is done once the thread has its baseline, and whether the caller is to take that."""
         with self._lock:
             self._running += 1
             if thread_id is None:
-                done = threading.Event()
-                done.set()
+                done: Future[None] = Future()
+                done.set_result(None)
                 return done, False
             first = thread_id not in self._baselines
-            return self._baselines.setdefault(thread_id, threading.Event()), first
+            return self._baselines.setdefault(thread_id, Future()), first
 
     def _leave(self, thread_id: str | None, affected: bool) -> bool:
         """Whether it is time to capture."""
@@ -137,7 +138,7 @@ class Captures:
         with self._lock:
             return [thread_id for thread_id, count in self._uncovered.items() if count]
 
-    def _take(self, thread_id: str | None, done: threading.Event | None = None) -> None:
+    def _take(self, thread_id: str | None, done: Future[None] | None = None) -> None:
         assert thread_id is not None
         try:
             self._judge(thread_id, self._home.run(self._attempted(thread_id)))
@@ -145,15 +146,15 @@ class Captures:
             self._report(error)
         finally:
             if done is not None:
-                done.set()
+                done.set_result(None)
 
-    async def _atake(self, thread_id: str | None, done: threading.Event | None = None) -> None:
+    async def _atake(self, thread_id: str | None, done: Future[None] | None = None) -> None:
         assert thread_id is not None
         try:
             self._judge(thread_id, await self._home.arun(self._attempted(thread_id)))
         finally:
             if done is not None:
-                done.set()
+                done.set_result(None)
 
     async def _attempted(self, thread_id: str) -> int | SnapcoreError:
         return await attempted(self._capture(thread_id))

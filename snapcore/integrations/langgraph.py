@@ -48,8 +48,8 @@ class Restored(msgspec.Struct, frozen=True):
     """What a restore for a graph checkpoint did. Unless `exact`, the files are those of the newest workspace checkpoint before it
     in the same branch of the graph's history: what steps in between did to them is missing.
 
-    Go on from `config`, also after a restore for a thread's newest checkpoint: from there the graph runs the next step again. With
-    the thread alone it takes over the results of tasks that a crash came after, whose files may be gone.
+    Go on from `config`, also after a restore for a thread's newest checkpoint: from there the graph runs the next step again.
+    With the thread alone it takes over the results of tasks that a crash came after, whose files may be gone.
     """
 
     checkpoint: Checkpoint

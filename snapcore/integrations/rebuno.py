@@ -92,11 +92,12 @@ class _Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SandboxDriver:
-    """A driver for `rebuno.resource`: sandboxes of `provider`, made by `spec`, with checkpoints in `repo`. That has to stay open as
-    long as the agent runs: the last checkpoint of an execution is taken after the agent's function has returned.
+    """A driver for `rebuno.resource`: sandboxes of `provider`, made by `spec`, with checkpoints in `repo`. That has to stay open
+    as long as the agent runs: the last checkpoint of an execution is taken after the agent's function has returned.
 
     `spec` may be a function of the thread's id, for names and labels. `key` is the resource's, for the ids of threads. `policy`,
-    `secrets`, `hooks`, `patterns`, `allow_short_secrets`, `roots`, `allow_any_root` and `wait` are those of `Repository.capture`;
+    `secrets`, `hooks`, `patterns`, `allow_short_secrets`, `roots`, `allow_any_root` and `wait` are those of `Repository.capture`,
+    but that what tools can rebuild (`node_modules`, `.venv`) is kept by default: a replayed installation has to be there.
     `reinject` puts the present values of secrets back where a sandbox starts from a checkpoint. `coverage_reuse` says that only
     declared tools and steps change the sandbox. `configuration` is what the kernel compares at each registration: JSON, equal for
     all workers, without credentials. It does not say which provider it is, so that a fork may use another. `on_create` hooks run
@@ -112,6 +113,7 @@ class SandboxDriver:
         self._options = options
         self._key = options.get("key", "workspace")
         validate_text(self._key, "A resource's key", code=Code.INVALID_REQUEST)
+        self._policy = options.get("policy") or FilePolicy.with_rebuildable()
         self._configuration = _json_object(options.get("configuration") or {})
         self.coverage_reuse = options.get("coverage_reuse", False)
 
@@ -198,7 +200,7 @@ class SandboxDriver:
             checkpoint = await self._repo.capture(
                 handle,
                 thread_id=sandbox.thread_id,
-                policy=self._options.get("policy"),
+                policy=self._policy,
                 roots=self._options.get("roots"),
                 run_id=execution().id,
                 skip_unchanged=True,
@@ -224,7 +226,7 @@ class SandboxDriver:
                 handle,
                 thread_id=source.thread_id,
                 checkpoint_id=source.id,
-                policy=None if saved else self._options.get("policy"),
+                policy=None if saved else self._policy,
                 roots=None if roots is None else {name: _place(place) for name, place in roots.items()},
                 reinject=self._options.get("reinject", False),
                 allow_empty=True,

@@ -78,8 +78,7 @@ class GitDriver(SandboxDriver):
         self._url = url
         self._start = start
         self._author = author
-        self._policy = (options.get("policy") or FilePolicy()).with_git()
-        options["policy"] = self._policy
+        options["policy"] = (options.get("policy") or FilePolicy.with_rebuildable()).with_git()
         options["configuration"] = {**(options.get("configuration") or {}), "url": url, "start": start}
         super().__init__(repo, provider, **options)
 

@@ -104,8 +104,9 @@ class RebunoSandbox:
 
     @contextlib.asynccontextmanager
     async def awake(self) -> AsyncIterator[SandboxHandle]:
-        """The sandbox to be read; one that was paused or closed is opened for it, and put back into that state."""
-        if not self._closed:
+        """The sandbox to be read. One that was paused or closed is opened for it, and put back into that state; a connection of a
+        loop that has ended is of no use any more."""
+        if not self._closed and self._loop is asyncio.get_running_loop():
             yield self._handle
             return
         handle = await self._provider.open(self._handle.binding)

@@ -187,14 +187,19 @@ async def test_steps_that_run_on_another_event_loop_are_captured_all_the_same(
     assert [await kept(repo, reference) for reference in kernel.references(execution)] == [[], ["file"]]
 
 
+@pytest.mark.parametrize("driver", ["local", "docker", "e2b"], indirect=True)
 async def test_an_agent_without_a_loop_of_its_own_is_captured_at_the_end(
-    kernel: RebunoKernel, repo: Repository, local: SandboxDriver
+    kernel: RebunoKernel, repo: Repository, driver: SandboxDriver
 ) -> None:
     def process() -> None:
         async def work() -> None:
             policy = rebuno.CheckpointPolicy(every_steps=100)
-            sandbox = await rebuno.resource("workspace", driver=local, checkpoints=policy)
-            await rebuno.step("write", lambda: Path(sandbox.workspace_root, "file").touch(), resources=["workspace"])
+            sandbox = await rebuno.resource("workspace", driver=driver, checkpoints=policy)
+
+            async def write() -> None:
+                await sandbox.upload(f"{sandbox.workspace_root}/file", b"x")
+
+            await rebuno.step("write", write, resources=["workspace"])
 
         asyncio.run(work())  # its loop has ended when the execution's last checkpoint is taken
 

@@ -9,6 +9,7 @@ from .output import checkpoint_fields, count, path_fields, print_json, print_lin
 from .runtime import Exit, Invocation, UsageError, command, resolve
 
 if TYPE_CHECKING:
+    from snapcore.forking import Uncovered
     from snapcore.model import Checkpoint
 
 __all__ = ["delete", "fork", "label", "list_", "rewind", "show", "threads"]
@@ -114,16 +115,39 @@ async def fork(
     thread: Thread,
     to: Annotated[str, typer.Option("--to", metavar="THREAD", help="The new thread; it must have no checkpoint.")],
     checkpoint: Spec = None,
-    step: Annotated[int | None, typer.Option("--step", help="The newest checkpoint at or before this step.")] = None,
+    step: Annotated[
+        int | None, typer.Option("--at-step", "--step", metavar="N", help="The newest checkpoint at or before this step.")
+    ] = None,
 ) -> int:
     """Start another thread from a checkpoint. No file is copied."""
     if checkpoint is not None and step is not None:
-        raise UsageError("--checkpoint and --step exclude each other.")
+        raise UsageError("--checkpoint and --at-step exclude each other.")
     async with invocation.repository() as repo:
         source = None if checkpoint is None else (await resolve(repo, checkpoint, thread)).id
-        forked = await repo.fork(thread, source, to_thread_id=to, at_step=step)
-    _report(invocation, "fork", forked, f"thread {to} starts with checkpoint {forked.id}, a copy of {forked.source_id}")
-    return Exit.DONE
+        report = await repo.fork_with_report(thread, source, to_thread_id=to, at_step=step)
+    forked = report.checkpoint
+    lacking = [_uncovered_fields(item) for item in report.uncovered]
+    told = f"thread {to} starts with checkpoint {forked.id}, a copy of {forked.source_id}"
+    _report(invocation, "fork", forked, told, uncovered=lacking)
+    if invocation.tells and lacking:
+        print_line(f"it lacks {count(len(lacking), 'operation')} up to step {step}:")
+        for each in lacking:
+            how = each["reason"] or "can be run again"
+            print_line(f"  {each['sequence']:>6}  {'' if each['step'] is None else each['step']:>5}  {each['about']} ({how})")
+    return Exit.WARNINGS if lacking else Exit.DONE
+
+
+def _uncovered_fields(item: "Uncovered") -> dict[str, Any]:
+    from snapcore.replay import describe
+
+    event = item.event
+    return {
+        "sequence": event.sequence,
+        "step": event.step,
+        "kind": event.kind,
+        "about": "" if event.operation is None else describe(event.operation),
+        "reason": item.reason,
+    }
 
 
 @command

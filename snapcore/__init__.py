@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         SnapshotError,
     )
     from .forgetting import ForgetReport, SkippedThread, Verdict
+    from .forking import ForkReport, RunAgain, Uncovered
     from .ledger import Event, EventKind
     from .model import Checkpoint, Entry, FileStat, Kind, Progress, Redaction, RootState, Skipped, ThreadInfo, Totals
     from .rebuilding import plan_repair, repair_repository
@@ -69,6 +70,11 @@ _WHERE = {
         "SnapshotError",
     ),
     "forgetting": ("ForgetReport", "SkippedThread", "Verdict"),
+    "forking": (
+        "ForkReport",
+        "RunAgain",
+        "Uncovered",
+    ),
     "ledger": ("Event", "EventKind"),
     "model": (
         "Checkpoint",
@@ -115,6 +121,7 @@ __all__ = [
     "FilePolicy",
     "FileStat",
     "ForgetReport",
+    "ForkReport",
     "GcReport",
     "Kind",
     "PackFate",
@@ -135,6 +142,7 @@ __all__ = [
     "RepositoryStats",
     "RestorePlan",
     "RootState",
+    "RunAgain",
     "SandboxSpec",
     "Session",
     "Skipped",
@@ -143,6 +151,7 @@ __all__ = [
     "SnapshotError",
     "ThreadInfo",
     "Totals",
+    "Uncovered",
     "Verdict",
     "VerifyReport",
     "blocking",

@@ -31,15 +31,9 @@ def missing(thread_id: str, checkpoint_id: str | None) -> SnapshotError:
     )
 
 
-async def _source(engine: Engine, thread_id: str, checkpoint_id: str | None, at_step: int | None = None) -> Checkpoint:
+async def _source(engine: Engine, thread_id: str, checkpoint_id: str | None) -> Checkpoint:
     store = engine.checkpoints
-    if at_step is not None:
-        steps = [c for c in await store.checkpoints(thread_id) if c.step is not None and c.step <= at_step]
-        found = steps[-1] if steps else None
-    elif checkpoint_id is None:
-        found = await store.head(thread_id)
-    else:
-        found = await store.get(thread_id, checkpoint_id)
+    found = await (store.head(thread_id) if checkpoint_id is None else store.get(thread_id, checkpoint_id))
     if found is None:
         raise missing(thread_id, checkpoint_id)
     return found
@@ -78,13 +72,12 @@ async def fork(
     checkpoint_id: str | None,
     to_thread_id: str,
     *,
-    at_step: int | None = None,
     new_id: str | None = None,
 ) -> Checkpoint:
     """Start the empty thread `to_thread_id` with a copy of a checkpoint's record (the head's by default).
 
-    `at_step` takes the newest checkpoint at or before that step; `new_id` is the id of the copy. Raises `SnapshotError`
-    `MISSING_CHECKPOINT`, `CheckpointConflictError` `SAME_THREAD` or `DESTINATION_NOT_EMPTY`.
+    `new_id` is the id of the copy. Raises `SnapshotError` `MISSING_CHECKPOINT`, `CheckpointConflictError` `SAME_THREAD` or
+    `DESTINATION_NOT_EMPTY`.
     """
     validate_thread_id(thread_id)
     validate_thread_id(to_thread_id)
@@ -94,7 +87,7 @@ async def fork(
         raise CheckpointConflictError(
             "A thread cannot be forked into itself.", code=Code.SAME_THREAD, hint="Choose another destination.", retryable=False
         )
-    source = await _source(engine, thread_id, checkpoint_id, at_step)
+    source = await _source(engine, thread_id, checkpoint_id)
     pack_id = new_pack_id()
     async with WriterHold(engine, to_thread_id, pack_id=pack_id) as hold:
         copy = msgspec.structs.replace(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .browse import Diff
     from .collecting import GcReport
     from .forgetting import ForgetReport
+    from .forking import ForkReport
     from .restoring import Receipt, RestoreRequest
     from .verification import VerifyReport
 
@@ -367,9 +368,28 @@ class Repository(Sessions):
         at_step: int | None = None,
         new_id: str | None = None,
     ) -> Checkpoint:
-        """Start the empty thread `to_thread_id` from a checkpoint (the head, or the newest at or before `at_step`). `new_id` is
-        the id that its copy gets."""
-        return await history.fork(self._engine, thread_id, checkpoint_id, to_thread_id, at_step=at_step, new_id=new_id)
+        """Start the empty thread `to_thread_id` from a checkpoint: the head, `checkpoint_id`, or the newest at or before
+        `at_step`. `new_id` is the id that its copy gets."""
+        report = await self.fork_with_report(thread_id, checkpoint_id, to_thread_id=to_thread_id, at_step=at_step, new_id=new_id)
+        return report.checkpoint
+
+    async def fork_with_report(
+        self,
+        thread_id: str,
+        checkpoint_id: str | None = None,
+        *,
+        to_thread_id: str,
+        at_step: int | None = None,
+        new_id: str | None = None,
+    ) -> "ForkReport":
+        """As `fork`; and say which operations between that checkpoint and `at_step` the fork lacks, and which of those can be run
+        again in a session of the fork (`ForkReport.run_again`). A thread's steps are those of its present line of work.
+
+        Raises `SnapshotError` `MISSING_CHECKPOINT`, `CheckpointConflictError` `SAME_THREAD` or `DESTINATION_NOT_EMPTY`.
+        """
+        from .forking import fork_with_report
+
+        return await fork_with_report(self._engine, thread_id, checkpoint_id, to_thread_id, at_step=at_step, new_id=new_id)
 
     async def rewind(self, thread_id: str, checkpoint_id: str, *, new_id: str | None = None) -> Checkpoint:
         """Append a checkpoint with the content of an older one; `new_id` is the id to use. History is never rewritten."""

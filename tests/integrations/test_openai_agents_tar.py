@@ -11,10 +11,11 @@ import struct
 import subprocess
 import sys
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,8 +27,8 @@ from agents.sandbox.util.tar_utils import UnsafeTarMemberError, safe_extract_tar
 import snapcore
 from snapcore.errors import Code, SnapcoreError, SnapshotError
 from snapcore.integrations.openai_agents import PAYLOAD, SnapshotClient
-from snapcore.integrations.openai_agents_export import refusal
-from snapcore.model import Entry, Kind
+from snapcore.integrations.openai_agents_export import export_tar, refusal
+from snapcore.model import Entry, Kind, Totals
 from snapcore.repository import Repository
 
 SECRET = "hunter2-is-not-a-password"
@@ -150,10 +151,10 @@ async def test_names_modes_times_owners_and_contents_come_back(client: SnapshotC
 
 
 async def test_folders_come_before_what_is_in_them_and_each_path_once(client: SnapshotClient) -> None:
-    data = await back(client, archive(member("b/c/d", b"1"), folder("b/c"), member("a", b"2"), folder("b/c", mode=0o700)))
+    data = await back(client, archive(member("b/c/d", b"1"), folder("b/c"), member("a", b"2"), folder("b/c", mode=0o700, uid=7)))
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         assert tar.getnames() == [".", "./a", "./b", "./b/c", "./b/c/d"]
-    assert described(data)["b/c"][1] == 0o700
+    assert (described(data)["b/c"][1], described(data)["b/c"][3]) == (0o700, 7)
     assert len(data) % 10_240 == 0
 
 
@@ -293,9 +294,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("members", HOSTILE.values(), ids=HOSTILE.keys())
-async def test_an_archive_that_is_of_no_folder_is_refused(client: SnapshotClient, members: list[Any]) -> None:
+async def test_an_archive_that_is_of_no_folder_is_refused(
+    client: SnapshotClient, members: list[Any], request: pytest.FixtureRequest
+) -> None:
     """Nothing is saved, and nothing is ever unpacked on this host: there is nothing to escape from."""
-    assert (await refused(client, archive(member("good", b"0"), *members))).code == Code.INVALID_PATH
+    error = await refused(client, archive(member("good", b"0"), *members))
+    assert error.code == Code.INVALID_PATH
+    assert ("is no folder" in str(error)) == ("below-" in request.node.name or "root-is" in request.node.name)
 
 
 async def test_a_nul_in_a_name_is_refused(client: SnapshotClient) -> None:
@@ -348,7 +353,7 @@ def extended(text: bytes, name: bytes = b"f") -> bytes:
 
 def record(key: bytes, value: bytes) -> bytes:
     body = b" " + key + b"=" + value + b"\n"
-    length = len(body) + 2 if len(body) + 2 < 100 else len(body) + 3
+    length = next(n for n in range(len(body) + 1, len(body) + 9) if len(b"%d" % n) + len(body) == n)
     return b"%d" % length + body
 
 
@@ -357,6 +362,7 @@ LIES = {
     "negative-size": raw_header(b"f", b"0", b"\xff" * 12) + bytes(1024),
     "size-beyond-numbers": raw_header(b"f", b"0", b"\x80" + b"\xff" * 11) + bytes(1024),
     "pax-size": extended(record(b"size", b"9" * 30)),
+    "pax-size-of-many-digits": extended(record(b"size", b"9" * 5000)),
     "pax-size-negative": extended(record(b"size", b"-5")),
     "pax-size-too-large": extended(record(b"size", b"1048576")),
     "pax-owner": extended(record(b"uid", b"9" * 19)),
@@ -368,7 +374,7 @@ LIES = {
     "length-huge": extended(b"9" * 19 + b" path=a\n"),
     "no-value": extended(b"8 path\n\n"),
     "long-extended-header": raw_header(b"pax", b"x", b"%011o\0" % (1 << 30)) + bytes(1024),
-    "extended-then-end": raw_header(b"pax", b"x", b"%011o\0" % 9) + record(b"a", b"bcd") + bytes(503 + 1024),
+    "extended-then-end": raw_header(b"pax", b"x", b"%011o\0" % 8) + record(b"a", b"bcd") + bytes(504 + 1024),
     "letters-for-numbers": raw_header(b"f", b"0", b"0000000000z\0") + bytes(1024),
     "link-without-target": raw_header(b"f", b"2", b"%011o\0" % 0) + bytes(1024),
 }
@@ -412,6 +418,7 @@ async def test_wherever_an_archive_is_cut_nothing_is_saved(client: SnapshotClien
     for cut in sorted({*range(0, end + 1, 512), *range(17, end, 333)}):
         error = await refused(client, data[:cut])
         assert error.code == Code.INVALID_ARCHIVE, cut
+        assert ("inside a." in str(error)) == (1024 <= cut < 2048), cut
     await client.upload("thread", io.BytesIO(data[: end + 512]))
 
 
@@ -430,6 +437,51 @@ async def test_a_header_that_was_overwritten_with_zeros_does_not_end_the_archive
     assert (await refused(client, bytes(data))).code == Code.INVALID_ARCHIVE
 
 
+async def test_a_tree_that_is_not_what_its_record_says_makes_no_archive(client: SnapshotClient, repo: Repository) -> None:
+    """Case 5: what is handed out was counted."""
+    await client.upload("thread", io.BytesIO(archive(member("a", b"1"))))
+    head = await repo.get("thread")
+    assert head is not None
+    root = msgspec.structs.replace(head.roots[0], totals=Totals(files=2, bytes=1))
+    with pytest.raises(SnapshotError) as caught:
+        await export_tar(repo._engine, msgspec.structs.replace(head, roots=(root,)))
+    assert caught.value.code == Code.INVALID_BLOB
+
+
+async def test_a_download_is_whole_although_its_checkpoint_is_deleted_and_freed_meanwhile(
+    client: SnapshotClient, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 34: what is being read is held against gc."""
+    data = archive(member("a", os.urandom(200_000)))
+    await client.upload("thread", io.BytesIO(data))
+    await client.upload("thread", io.BytesIO(archive(member("b", b"1"))))
+    first, last = await client.history("thread")
+    reached, released = asyncio.Event(), asyncio.Event()
+    get = repo.blobs.get
+
+    async def halted(key: str, offset: int = 0, length: int | None = None) -> bytes:
+        reached.set()
+        await released.wait()
+        return await get(key, offset, length)
+
+    monkeypatch.setattr(repo.blobs, "get", halted)
+    exporting = asyncio.create_task(export_tar(repo._engine, first))
+    await reached.wait()
+    monkeypatch.setattr(repo.blobs, "get", get)
+    await repo.delete("thread", first.id)
+    for _ in range(2):
+        await repo.gc(grace=0, repack="none")
+    released.set()
+    with (await exporting).file as stream:
+        assert described(stream.read())["a"] == described(data)["a"]
+    for _ in range(2):
+        await repo.gc(grace=0, repack="none")
+    with pytest.raises(SnapshotError):
+        await export_tar(repo._engine, first)
+    assert (await repo.verify()).ok
+    assert last.id == (await client.history("thread"))[-1].id
+
+
 async def test_a_failed_save_leaves_the_last_checkpoint_the_newest(client: SnapshotClient) -> None:
     good = archive(member("a", b"1"))
     await client.upload("thread", io.BytesIO(good))
@@ -444,6 +496,53 @@ async def test_a_failed_save_leaves_the_last_checkpoint_the_newest(client: Snaps
 @pytest.mark.parametrize("data", [bytes(1024), bytes(10_240), archive(folder("."))], ids=["end-mark", "record", "root-only"])
 async def test_an_archive_of_an_empty_folder_is_one(client: SnapshotClient, data: bytes) -> None:
     assert set(described(await back(client, data))) == {""}
+
+
+# ---- cancelled
+
+
+async def cancelled_after(steps: int, work: Coroutine[Any, Any, Any]) -> bool:
+    """Cancel work after so many turns of the event loop; whether it was not done by then."""
+    task = asyncio.create_task(work)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    if task.done():
+        task.result()
+        return False
+    task.cancel()
+    await asyncio.wait([task])
+    return True
+
+
+async def test_wherever_a_save_is_cancelled_it_is_whole_or_was_not(client: SnapshotClient, repo: Repository) -> None:
+    """And the session is free: the next save waits for nobody."""
+    data = archive(folder("d"), *(member(f"d/{number}", bytes([number]) * 5000) for number in range(20)))
+    hurried = SnapshotClient(repo, wait=None)
+    steps = 0
+    while await cancelled_after(steps, hurried.upload("thread", io.BytesIO(data))):
+        if await client.exists("thread"):
+            with await client.download("thread") as stream:
+                assert described(stream.read()).items() >= described(data).items()
+        steps = steps * 5 // 4 + 1
+        await hurried.upload("other", io.BytesIO(data))
+    assert steps > 20
+    await hurried.upload("thread", io.BytesIO(data))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files are counted by Linux's /proc")
+async def test_wherever_a_download_is_cancelled_no_file_stays_open(client: SnapshotClient) -> None:
+    data = archive(folder("d"), *(member(f"d/{number}", bytes([number]) * 5000) for number in range(20)))
+    await client.upload("thread", io.BytesIO(data))
+
+    async def download() -> None:
+        (await client.download("thread")).close()
+
+    before = set(os.listdir("/proc/self/fd"))
+    steps = 0
+    while await cancelled_after(steps, download()):
+        steps = steps * 5 // 4 + 1
+    assert steps > 10
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # what the listing itself opens
 
 
 # ---- streams

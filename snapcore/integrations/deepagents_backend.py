@@ -4,6 +4,7 @@
 import base64
 import posixpath
 import secrets
+import shlex
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -86,11 +87,12 @@ NAMES: Final = {20: FILE_NOT_FOUND, 21: IS_DIRECTORY, 22: "not_a_directory", 24:
 
 
 class HandleBackend(SandboxBackendProtocol):
-    """Paths are the sandbox's own. Commands start in `handle.workspace_root`.
+    """Paths are the sandbox's own. Commands start in `handle.workspace_root`, once that is there.
 
     Every method may be called from any thread and from any event loop, besides that a blocking one cannot be called on the loop
-    where this was made. Trouble with the sandbox comes back as the result's `error`, as deepagents wants it, and as exit code
-    124 for a command that took more than `timeout` seconds, which is ended.
+    where this was made: threads that call them wait for that loop, so leave it some of its own. Trouble with the sandbox comes
+    back as the result's `error`, as deepagents wants it, and as exit code 124 for a command that took more than `timeout`
+    seconds, which is ended.
     """
 
     def __init__(self, handle: SandboxHandle, *, timeout: int = COMMAND_SECONDS, max_output: int = MAX_OUTPUT) -> None:
@@ -117,12 +119,14 @@ class HandleBackend(SandboxBackendProtocol):
     async def _execute(self, command: str, timeout: int | None) -> ExecuteResponse:
         said = bytearray()
         seconds = self._timeout if timeout is None else timeout
+        # a container has a folder of its own for commands; the workspace may not be there yet
+        place = f"cd -- {shlex.quote(self.handle.workspace_root)} 2>/dev/null\n"
 
         def hear(_: str, piece: bytes) -> None:
             said.extend(piece[: max(0, self._max_output + 1 - len(said))])
 
         try:
-            result = await self.handle.exec(command, timeout=seconds or None, on_output=hear, max_output=1)
+            result = await self.handle.exec(place + command, timeout=seconds or None, on_output=hear, max_output=1)
         except SnapcoreError as error:
             code = TIMED_OUT if error.code == Code.EXEC_TIMEOUT else 1
             return ExecuteResponse(f"{_text(said)}\nError: {error}".lstrip(), code)

@@ -209,7 +209,7 @@ async def _new_sandbox(
     snapshot: str | None = None,
     warnings: list[str] | None = None,
 ) -> AsyncIterator[tuple[SandboxHandle, str | None]]:
-    """A sandbox that is destroyed when the block fails, and the native snapshot that it started from, if it did."""
+    """A sandbox that is destroyed when the block fails, and `snapshot` when it started from that."""
 
     async def remove(handle: SandboxHandle) -> None:
         await handle.close()
@@ -225,7 +225,7 @@ async def _new_sandbox(
             warnings.append(f"The native snapshot {printable(snapshot)} is gone; the sandbox was made from its image.")
             snapshot = None
     if handle is None:
-        snapshot = spec.snapshot
+        snapshot = None  # one that the spec names is of another place
         handle = await finish(provider.create(spec), undo=remove)
     try:
         refuse_binding(options.redactor, handle.binding)

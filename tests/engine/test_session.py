@@ -558,6 +558,22 @@ async def test_options_that_are_not_recorded_have_to_be_given_again(repo: Reposi
     await (await repo.resume("t", spec=spec)).close()
 
 
+async def test_a_snapshot_that_the_spec_names_is_not_taken_for_that_of_the_checkpoint(
+    repo: Repository, tmp_path: Path, counter: Counter
+) -> None:
+    class Taking(LocalProvider):
+        async def create(self, spec: SandboxSpec) -> SandboxHandle:
+            return await super().create(SandboxSpec())
+
+    taking = Taking(tmp_path / "sandboxes")
+    async with await repo.session(taking, thread_id="t") as session:
+        await session.exec(counter("outside"), outside=True)
+        await session.checkpoint()
+    async with await repo.resume("t", spec=SandboxSpec(snapshot="a snapshot of another place")) as resumed:
+        assert not (await resumed.exec(counter("outside"), outside=True)).replayed
+    assert [event.snapshot for event in await whole_ledger(repo, "t") if event.kind == EventKind.RESUMED] == [None]
+
+
 async def test_a_provider_is_known_by_its_name_or_has_to_be_given(
     repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

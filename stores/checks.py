@@ -161,6 +161,12 @@ def check_event(claim: Claim, event: Event, commit: Commit | None) -> None:
         validate_id(event.checkpoint_id)
     if event.step is not None:
         _check_number(event.step, "the step")
+    if event.kind == EventKind.RESUMED and event.continues is None:
+        raise _invalid("a resumed sandbox continues a line of work", "event")
+    for point in (event.continues, event.drops):
+        if point is not None:
+            validate_thread_id(point.thread_id)
+            _check_number(point.sequence, "a place in a ledger")
     for output in (event.stdout, event.stderr):
         _check_output(output, stored=commit is not None)
     if commit is not None:

@@ -76,9 +76,12 @@ def roots(tx: Transaction) -> Roots:
         for ref in (checkpoint.conversation, *checkpoint.artifacts.values()):
             chunks.update(split_ids(ref.chunks))
             lists.update([ref.chunk_list] if ref.chunk_list else [])
-    for output_chunks, output_lists in sql_ledger.roots(tx):
-        chunks.update(output_chunks)
-        lists.update(output_lists)
+    output_lists: set[bytes] = set()
+    for chunk_ids, list_ids in sql_ledger.roots(tx):
+        chunks.update(chunk_ids)
+        output_lists.update(list_ids)
+    # of a list that was lost nothing can be read any more, and no event is ever deleted: it must not stop gc for good
+    lists |= sql_packs.known(tx, output_lists)
     return Roots(mark or 0, tx.now, frozenset(records), frozenset(manifests), frozenset(chunks), frozenset(lists))
 
 

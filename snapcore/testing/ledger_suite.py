@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from snapcore.errors import CheckpointConflictError, CheckpointWriterLostError, Code, RecordsMissingError, SnapshotError
-from snapcore.ledger import MAX_INLINE_OUTPUT, Claim, Event, EventKind, Operation, Output, SpecRecord
+from snapcore.ledger import MAX_INLINE_OUTPUT, Claim, Event, EventKind, Operation, Output, Point, SpecRecord
 from snapcore.model import ContentRef, PackState, WriterLease
 from snapcore.protocols import CheckpointStore, Commit
 from snapcore.sandboxes import Binding
@@ -35,6 +35,8 @@ COMPLETE = Event(
     truncated=True,
     error="EXEC_TIMEOUT",
     checkpoint_id="checkpoint",
+    continues=Point("other", 7),
+    drops=Point("thread", 0),
     automatic=True,
     binding=Binding("docker", "sandbox", "/workspace", {"host": "h"}),
     spec=SpecRecord(image="debian", environment=("A",), cpus=1.5, labels={"a": "b"}, roots={"main": "/workspace"}),
@@ -165,6 +167,9 @@ class LedgerTests:
             (Code.INVALID_ENTRY, {"error": "\ud800"}),
             (Code.INVALID_ENTRY, {"operation": Operation(kind="exec", command=("\udc80",))}),
             (Code.INVALID_ENTRY, {"operation": Operation(kind="exec", command=["ls"])}),  # type: ignore[arg-type]
+            (Code.INVALID_ENTRY, {"kind": EventKind.RESUMED, "checkpoint_id": "first"}),
+            (Code.INVALID_ENTRY, {"drops": Point("thread", -1)}),
+            (Code.INVALID_ID, {"continues": Point("", 1)}),
             (Code.INVALID_ENTRY, {"stdout": Output(-1)}),
             (Code.INVALID_ENTRY, {"stdout": Output(5000, b"x" * (MAX_INLINE_OUTPUT + 1))}),
             (Code.INVALID_ENTRY, {"stderr": Output(32, ref=ContentRef(32, chunks=digest("x")))}),
@@ -302,6 +307,17 @@ class LedgerTests:
             await store.append(grant.lease, stale, msgspec.structs.replace(commit, event=(claim, event)))
         assert await store.events("thread") == []
 
+    async def test_a_commit_whose_event_s_id_is_taken_is_refused(self, store: CheckpointStore) -> None:
+        claim = await claim_thread(store, "thread")
+        taken = await store.append_event(claim, new_event())
+        grant, checkpoint, commit = await start(store, "thread", "first")
+        event = Event(id=taken.id, kind=EventKind.CHECKPOINT, checkpoint_id="first")
+        before = await everything(store)
+        with pytest.raises(CheckpointConflictError) as caught:
+            await store.append(grant.lease, checkpoint, msgspec.structs.replace(commit, event=(claim, event)))
+        assert caught.value.code is Code.DUPLICATE_ID
+        assert await everything(store) == before
+
     async def test_a_hit_of_an_idempotency_key_adds_no_event(self, store: CheckpointStore) -> None:
         first = await append(store, "thread", "first", idempotency_key="key")
         old = await claim_thread(store, "thread")
@@ -418,6 +434,20 @@ class LedgerTests:
         assert roots.chunk_lists == {digest("a-list"), digest("b-list")}
         assert not roots.records | roots.manifests
 
+    async def test_an_output_whose_list_was_lost_holds_nothing_any_more(self, store: CheckpointStore) -> None:
+        """It cannot be read, and gc must be able to go on without it."""
+        claim = await claim_thread(store, "thread")
+        lease, commit, event = await stored_output(store, "kept", "lost")
+        refs = {
+            "stdout": Output(20, ref=ContentRef(20, chunk_list=digest("kept"))),
+            "stderr": Output(20, ref=ContentRef(20, chunk_list=digest("lost"))),
+        }
+        await store.append_event(claim, msgspec.structs.replace(event, **refs), lease=lease, commit=commit)
+        run = await store.start_maintenance()
+        assert (await store.roots()).chunk_lists == {digest("kept"), digest("lost")}
+        await store.drop_records(run, commit.packs[0].pack_id, [digest("lost")])
+        assert (await store.roots()).chunk_lists == {digest("kept")}
+
     # ---- sandboxes
 
     async def test_a_sandbox_is_of_the_thread_that_last_opened_it(self, store: CheckpointStore) -> None:
@@ -435,6 +465,6 @@ class LedgerTests:
         await store.append_event(second, new_event(EventKind.OPENED, sandbox_id="sandbox"))
         assert await store.sandbox_thread("sandbox") == "other"
         third = await claim_thread(store, "thread")
-        await store.append_event(third, new_event(EventKind.RESUMED, sandbox_id="sandbox"))
+        await store.append_event(third, new_event(EventKind.RESUMED, sandbox_id="sandbox", continues=Point("thread", 0)))
         assert await store.sandbox_thread("sandbox") == "thread"
         assert await store.sandbox_thread("sandbox too") == "thread"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         RepositoryError,
         SnapcoreError,
         SnapshotError,
+        StepFailedError,
     )
     from .forgetting import ForgetReport, SkippedThread, Verdict
     from .forking import ForkReport, RunAgain, Uncovered
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from .selection import FilePolicy
     from .session import ExecOutcome, Session
     from .verification import Problem, VerifyReport
+    from .workflows import StepResult, Workflow, WorkflowResult, workflow
 
 __version__ = "0.1.0"
 
@@ -68,6 +70,7 @@ _WHERE = {
         "RepositoryError",
         "SnapcoreError",
         "SnapshotError",
+        "StepFailedError",
     ),
     "forgetting": ("ForgetReport", "SkippedThread", "Verdict"),
     "forking": (
@@ -99,6 +102,12 @@ _WHERE = {
     "selection": ("FilePolicy",),
     "session": ("ExecOutcome", "Session"),
     "verification": ("Problem", "VerifyReport"),
+    "workflows": (
+        "StepResult",
+        "Workflow",
+        "WorkflowResult",
+        "workflow",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
@@ -149,11 +158,15 @@ __all__ = [
     "SkippedThread",
     "SnapcoreError",
     "SnapshotError",
+    "StepFailedError",
+    "StepResult",
     "ThreadInfo",
     "Totals",
     "Uncovered",
     "Verdict",
     "VerifyReport",
+    "Workflow",
+    "WorkflowResult",
     "blocking",
     "capture",
     "connect",
@@ -162,6 +175,7 @@ __all__ = [
     "plan_repair",
     "repair_repository",
     "restore",
+    "workflow",
 ]
 
 

@@ -8,7 +8,8 @@
     ├── SnapshotError                  this workspace, checkpoint or request cannot be captured or restored as asked
     ├── RepositoryError                the repository itself: absent, foreign, damaged, full, out of reach
     ├── ProviderError                  the sandbox: absent, unreachable, without a needed ability
-    └── ReplayDivergedError            a replayed operation is not the recorded one
+    ├── ReplayDivergedError            a replayed operation is not the recorded one
+    └── StepFailedError                a step of a workflow ended with an exit code that is not allowed
 
 `code` is stable and append-only; `str(error)` says what happened and what to do, and never holds a secret.
 """
@@ -27,6 +28,7 @@ __all__ = [
     "RepositoryError",
     "SnapcoreError",
     "SnapshotError",
+    "StepFailedError",
     "printable",
 ]
 
@@ -91,6 +93,8 @@ class Code(StrEnum):
     # replay
     REPLAY_DIVERGED = "REPLAY_DIVERGED"
     OPERATION_UNCERTAIN = "OPERATION_UNCERTAIN"
+    # workflows
+    STEP_FAILED = "STEP_FAILED"
 
 
 def printable(name: bytes | str) -> str:
@@ -193,3 +197,16 @@ class ReplayDivergedError(SnapcoreError):
     """The operation asked for is not the one recorded at this place, or may have been done already; nothing was consumed."""
 
     default_code = Code.REPLAY_DIVERGED
+
+
+class StepFailedError(SnapcoreError):
+    """A command of a workflow ended with an exit code that is not allowed. `step` is its number, from 1; `stderr` what it wrote
+    there, without secrets."""
+
+    default_code = Code.STEP_FAILED
+
+    def __init__(self, message: str, *, step: int, exit_code: int, stderr: bytes = b"", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.step = step
+        self.exit_code = exit_code
+        self.stderr = stderr

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .restoring import Receipt
     from .sessions import Sessions
 
-__all__ = ["fork_session", "open_session", "resume_session"]
+__all__ = ["create_session", "fork_session", "open_session", "resume_session"]
 
 SHOWN: Final = 5  # operations in a warning
 
@@ -51,18 +51,32 @@ async def open_session(repository: "Sessions", provider: SandboxProvider, thread
                 code=Code.NO_SANDBOX,
                 hint="repo.resume(thread_id) makes a new one and restores a checkpoint into it.",
             )
-        spec = options.spec or SandboxSpec()
-        record = spec_record(spec, options)
-        async with _new_sandbox(provider, spec, options) as (handle, _):
-            root_requests(handle, options.files, record.roots)  # refuses what can be no root
-            await run_hooks((*options.on_create, *options.on_open), handle, _nothing)
-            await recorder.append(_event(EventKind.CREATED, handle, spec=record))
-        playback = Playback(None, await ledgers.uncertain(thread_id), rerun_uncertain=options.rerun_uncertain)
-        return await _begun(
-            Session(
-                repository, options, provider=provider, recorder=recorder, handle=handle, spec=record, playback=playback, step=0
-            )
-        )
+        return await _created(repository, provider, options, recorder, ledgers)
+
+
+async def create_session(repository: "Sessions", provider: SandboxProvider, thread_id: str, options: SessionOptions) -> Session:
+    """A session in a new sandbox with nothing restored into it, whatever the thread had before."""
+    validate_thread_id(thread_id)
+    refuse_secrets(options, thread_id)
+    with scrubbed(options.redactor):
+        recorder = await _take(repository._engine, thread_id, options)
+        return await _created(repository, provider, options, recorder, Ledgers(repository._engine.checkpoints))
+
+
+async def _created(
+    repository: "Sessions", provider: SandboxProvider, options: SessionOptions, recorder: Recorder, ledgers: Ledgers
+) -> Session:
+    spec = options.spec or SandboxSpec()
+    record = spec_record(spec, options)
+    async with _new_sandbox(provider, spec, options) as (handle, _):
+        root_requests(handle, options.files, record.roots)  # refuses what can be no root
+        await run_hooks((*options.on_create, *options.on_open), handle, _nothing)
+        await recorder.append(_event(EventKind.CREATED, handle, spec=record))
+    uncertain = await ledgers.uncertain(recorder.claim.thread_id)
+    playback = Playback(None, uncertain, rerun_uncertain=options.rerun_uncertain)
+    return await _begun(
+        Session(repository, options, provider=provider, recorder=recorder, handle=handle, spec=record, playback=playback, step=0)
+    )
 
 
 async def resume_session(

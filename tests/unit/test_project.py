@@ -72,6 +72,8 @@ LAYERS = (
     (
         "autocheckpoint",
         "forking",
+        "workflow_plans",
+        "workflows",
         "blocking",
         "direct_calls",
         "rebuilding",
@@ -132,11 +134,15 @@ PUBLIC = {
     "SkippedThread",
     "SnapcoreError",
     "SnapshotError",
+    "StepFailedError",
+    "StepResult",
     "ThreadInfo",
     "Totals",
     "Uncovered",
     "Verdict",
     "VerifyReport",
+    "Workflow",
+    "WorkflowResult",
     "blocking",
     "capture",
     "connect",
@@ -145,6 +151,7 @@ PUBLIC = {
     "plan_repair",
     "repair_repository",
     "restore",
+    "workflow",
 }
 
 ERROR_TREE = {
@@ -157,6 +164,7 @@ ERROR_TREE = {
     "RepositoryError": "SnapcoreError",
     "SnapcoreError": "Exception",
     "SnapshotError": "SnapcoreError",
+    "StepFailedError": "SnapcoreError",
 }
 # Append only: programs compare these.
 CODES = [
@@ -212,6 +220,7 @@ CODES = [
     "MISSING_TOOL",
     "REPLAY_DIVERGED",
     "OPERATION_UNCERTAIN",
+    "STEP_FAILED",
 ]
 
 

@@ -13,10 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Annotated, Any, Final, Self
-
-import msgspec
-from msgspec import Meta
+from typing import Any, Final, Self
 
 from snapcore.errors import Code, ProviderError, SnapshotError
 from snapcore.redaction import Redactor
@@ -24,75 +21,23 @@ from snapcore.redaction_hooks import RedactionHook, RedactionPattern
 from snapcore.repository import Repository, Secrets
 from snapcore.sandboxes import SandboxHandle
 
+from .coding_tools_arguments import CODING_TOOLS, MAX_LINES, Edit, Exec, ListFolder, ReadFile, WriteFile
 from .coding_tools_checkpoints import CheckpointReport, StepCheckpoints
 from .coding_tools_output import HeadAndTail, LineWindow
 from .coding_tools_paths import Place, list_folder, resolve, set_mode
 from .coding_tools_transfer import read_pieces, write_whole
-from .tool_schemas import Tool, ToolError, ToolResult, Toolset, shown_path
+from .tool_schemas import ToolError, ToolResult, Toolset, shown_path
 
-__all__ = ["CODING_TOOLS", "CodingTools"]
+__all__ = ["CodingTools"]
 
 MAX_READ: Final = 64 << 10  # bytes of a file that one call shows
-MAX_LINES: Final = 2_000
+MAX_LOOKED_AT: Final = 128 << 20  # bytes of a file in which lines are looked for
 MAX_OUTPUT: Final = 32 << 10  # bytes of stdout and of stderr that one call shows
 MAX_EDIT: Final = 8 << 20  # bytes of a file that is edited
 MAX_WRITE: Final = 8 << 20
 MAX_ENTRIES: Final = 1_000
 MAX_LISTED: Final = 64 << 10  # characters
 MAX_COMMAND: Final = 64 << 10
-MAX_SECONDS: Final = 3_600
-
-
-def _text(description: str) -> Any:
-    return Meta(description=description)
-
-
-class ReadFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Arguments of `read_file`."""
-
-    path: Annotated[str, _text("The file, relative to the workspace.")]
-    start_line: Annotated[int | None, _text("The first line to show, from 1. Null: from the beginning.")] = None
-    max_lines: Annotated[int | None, _text(f"How many lines to show, at most {MAX_LINES}. Null: {MAX_LINES}.")] = None
-
-
-class WriteFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Arguments of `write_file`."""
-
-    path: Annotated[str, _text("The file, relative to the workspace. Folders on the way are made.")]
-    content: Annotated[str, _text("The whole new content.")]
-    executable: Annotated[bool | None, _text("Whether it may be executed. Null: as it is now, or not.")] = None
-
-
-class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Arguments of `edit`."""
-
-    path: Annotated[str, _text("The file, relative to the workspace.")]
-    old_text: Annotated[str, _text("The text to replace, exactly as it is in the file, with its indentation.")]
-    new_text: Annotated[str, _text("What comes in its place.")]
-    replace_all: Annotated[bool | None, _text("Replace every occurrence. Null: there has to be exactly one.")] = None
-
-
-class Exec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Arguments of `exec`."""
-
-    command: Annotated[str, _text("The command line, run by sh.")]
-    cwd: Annotated[str | None, _text("The folder to run it in, relative to the workspace. Null: the workspace.")] = None
-    timeout_seconds: Annotated[int | None, _text("After how many seconds it is stopped. Null: the default.")] = None
-
-
-class ListFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Arguments of `list`."""
-
-    path: Annotated[str | None, _text("The folder, relative to the workspace. Null: the workspace itself.")] = None
-
-
-CODING_TOOLS: Final = (
-    Tool("read_file", "Read a text file, or some of its lines.", ReadFile, read_only=True),
-    Tool("write_file", "Create a file, or replace its whole content.", WriteFile),
-    Tool("edit", "Replace a piece of text in a file. The text has to be there exactly once, unless replace_all is true.", Edit),
-    Tool("exec", "Run a shell command in the workspace and get its exit code and output.", Exec),
-    Tool("list", "List what is in a folder.", ListFolder, read_only=True),
-)
 
 
 class CodingTools(Toolset):
@@ -105,8 +50,8 @@ class CodingTools(Toolset):
     fails nothing.
 
     `secrets`, `hooks` and `patterns` are taken out of what the model is shown, and out of checkpoints. `environment` is added
-    to that of commands, which end after `timeout` seconds unless the model asks for another time. Calls that may change
-    something are done one after another; the others beside them. The handle stays its owner's to close.
+    to that of commands, which end after `timeout` seconds unless the model asks for another time, at most `max_timeout`. Calls
+    that may change something are done one after another; the others beside them. The handle stays its owner's to close.
     """
 
     def __init__(
@@ -125,7 +70,12 @@ class CodingTools(Toolset):
         patterns: Sequence[RedactionPattern] = (),
         environment: Mapping[str, str] | None = None,
         timeout: float = 120.0,
+        max_timeout: float = 3600.0,
     ) -> None:
+        if not all(hasattr(handle, name) for name in ("exec", "upload", "download", "abilities")):
+            raise SnapshotError(
+                f"{type(handle).__name__} runs no commands.", code=Code.INVALID_REQUEST, hint="Pass a SandboxHandle."
+            )
         if (repo is None) != (thread_id is None):
             raise SnapshotError("Give both a repository and a thread, or neither.", code=Code.INVALID_REQUEST)
         if every < 1:
@@ -136,6 +86,7 @@ class CodingTools(Toolset):
         self._handle = handle
         self._environment = environment
         self._timeout = timeout
+        self._max_timeout = max_timeout
         self._lock = asyncio.Lock()
         self._placeholders = re.compile("|".join(re.escape(f"{{secret:{name}}}") for name in redactor.names) or r"(?!)")
         self._checkpoints: StepCheckpoints | None = None
@@ -202,11 +153,15 @@ class CodingTools(Toolset):
             raise ToolError("INVALID_ARGUMENTS", f"Lines count from 1, and at most {MAX_LINES:,} are shown.")
         place = await self._existing_file(given.path)
         window = LineWindow(self._redactor, first, count, MAX_READ)
+        looked_at = 0
         async with aclosing(read_pieces(self._handle, place)) as pieces:
             async for piece in pieces:
                 window.add(piece)
+                looked_at += len(piece)
                 if window.full or window.binary:
                     break
+                if looked_at > MAX_LOOKED_AT:
+                    raise ToolError("TOO_LARGE", f"Line {first:,} is not in the first {MAX_LOOKED_AT:,} bytes.", "Use exec.")
         out: dict[str, Any] = {"path": shown_path(place.relative), "bytes": place.size}
         if window.binary:
             return out | {"binary": True, "content": "", "hint": "It is no text. Use exec to look into it."}
@@ -257,7 +212,7 @@ class CodingTools(Toolset):
     async def _exec(self, given: Exec) -> dict[str, Any]:
         if not given.command.strip() or "\0" in given.command or len(given.command.encode()) > MAX_COMMAND:
             raise ToolError("INVALID_ARGUMENTS", f"A command is a text of 1 to {MAX_COMMAND:,} bytes without NUL.")
-        seconds = self._timeout if given.timeout_seconds is None else float(min(given.timeout_seconds, MAX_SECONDS))
+        seconds = self._timeout if given.timeout_seconds is None else float(min(given.timeout_seconds, self._max_timeout))
         if seconds <= 0:
             raise ToolError("INVALID_ARGUMENTS", "timeout_seconds is a number above 0.")
         async with self._lock:
@@ -307,7 +262,7 @@ class CodingTools(Toolset):
             entries.append(entry)
         out: dict[str, Any] = {"path": shown_path(folder.relative), "entries": entries}
         if cut or len(entries) < len(listed):
-            out["left_out"] = "unknown" if cut else len(listed) - len(entries)
+            out |= {"more": True} if cut else {"left_out": len(listed) - len(entries)}
         return out
 
     # ---- parts

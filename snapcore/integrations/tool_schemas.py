@@ -56,8 +56,8 @@ class ToolResult(msgspec.Struct, frozen=True):
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A tool as a model is told of it. `arguments` is a struct type whose fields are the parameters; those with a default may be
-    left out or null. `read_only`: it changes neither the sandbox nor the history."""
+    """A tool as a model is told of it. `arguments` is a struct type whose fields are the parameters; those that may be left
+    out may be None too, which is their default. `read_only`: it changes neither the sandbox nor the history."""
 
     name: str
     description: str
@@ -74,9 +74,6 @@ class Tool(msgspec.Struct, frozen=True):
     def parse(self, arguments: object) -> msgspec.Struct:
         """Checked arguments of what a model sent: JSON text, or an object already read. Raises `ToolError`."""
         given = _read(arguments)
-        if isinstance(given, dict):
-            optional = {f.name for f in msgspec.structs.fields(self.arguments) if not f.required}
-            given = {key: value for key, value in given.items() if value is not None or key not in optional}
         try:
             parsed = msgspec.convert(given, self.arguments)
             msgspec.json.encode(parsed)  # no lone surrogate, which is no text

@@ -21,7 +21,7 @@ import pytest
 
 import snapcore
 from snapcore.errors import SnapshotError
-from snapcore.integrations.coding_tools import MAX_OUTPUT, MAX_READ, CodingTools
+from snapcore.integrations.coding_tools import MAX_LOOKED_AT, MAX_OUTPUT, MAX_READ, CodingTools
 from snapcore.integrations.tool_schemas import ToolResult
 from snapcore.providers.local import LocalSandbox
 from snapcore.sandboxes import SandboxHandle, SandboxSpec
@@ -215,7 +215,8 @@ async def test_a_large_folder_is_listed_in_part_and_says_so(tools: CodingTools, 
     for number in range(1_200):
         (root / ("n" * 240 + f"{number:04}")).touch()
     listed = value(await tools.list())
-    assert listed["left_out"]
+    assert listed["more"] is True
+    assert {each["name"] for each in listed["entries"]} <= set(os.listdir(root))
     assert len(json.dumps(listed)) < 200_000
 
 
@@ -260,6 +261,18 @@ async def test_links_that_stay_inside_are_followed(tools: CodingTools, root: Pat
     (root / "a").symlink_to("b")
     (root / "b").symlink_to("a")
     assert error(await tools.read_file("a")) == "LINK_LOOP"
+
+
+async def test_a_workspace_that_is_named_through_a_link_is_the_same(root: Path) -> None:
+    (root / "real").mkdir()
+    (root.parent / "alias").symlink_to(root)
+    (root / "by-alias").symlink_to(root.parent / "alias" / "real")
+    (root / "by-name").symlink_to(root / "real")
+    tools = CodingTools(LocalSandbox(root.parent / "alias"))
+    for way in ("by-alias/file", "by-name/file", str(root.parent / "alias" / "real" / "file")):
+        value(await tools.write_file(way, way))
+        assert (root / "real" / "file").read_text() == way
+    assert value(await tools.read_file("real/file"))["path"] == "real/file"
 
 
 async def test_what_is_no_file_is_neither_read_nor_replaced(tools: CodingTools, root: Path) -> None:
@@ -311,6 +324,20 @@ async def test_a_command_that_takes_too_long_is_stopped_and_what_it_said_is_show
     assert error(stopped) == "EXEC_TIMEOUT"
     assert stopped.value["stdout"] == "begun\n"
     assert value(await tools.exec("echo still here"))["stdout"] == "still here\n"
+
+
+async def test_no_command_gets_more_time_than_is_allowed(root: Path) -> None:
+    tools = CodingTools(LocalSandbox(root), max_timeout=1)
+    assert error(await tools.exec("sleep 1000", timeout_seconds=10**12)) == "EXEC_TIMEOUT"
+
+
+async def test_lines_are_not_looked_for_without_end(root: Path) -> None:
+    with (root / "huge").open("wb") as file:
+        file.write(b"x" * 8_192)
+        file.truncate(MAX_LOOKED_AT + (8 << 20))
+    tools = CodingTools(LocalSandbox(root))
+    assert error(await tools.read_file("huge", start_line=2)) == "TOO_LARGE"
+    assert value(await tools.read_file("huge"))["lines"] == 0
 
 
 async def test_calls_that_change_something_are_done_one_after_another(tools: CodingTools, root: Path) -> None:
@@ -434,6 +461,22 @@ async def test_a_file_that_may_not_be_written_is_told() -> None:
         assert error(await tools.write_file("locked/new/deeper", "x")) == "ACCESS_DENIED"
         assert error(await tools.read_file("locked/secret")) == "SYSTEM"
         assert value(await tools.list("locked"))["entries"] == [{"name": "secret", "kind": "file", "size": 0}]
+
+
+class FilesOnly:
+    """A handle that can be captured, and runs no commands."""
+
+    workspace_root = "/workspace"
+
+    def read(self, path: str) -> bytes:
+        raise FileNotFoundError(path)
+
+    lstat = list = write = mkdir = remove = read
+
+
+def test_a_handle_that_runs_no_commands_is_refused() -> None:
+    with pytest.raises(SnapshotError, match="FilesOnly"):
+        CodingTools(FilesOnly())  # type: ignore[arg-type]  # that is the point
 
 
 def test_a_thread_needs_a_repository(root: Path) -> None:

@@ -467,7 +467,9 @@ async def test_the_sandbox_of_another_provider_is_not_replaced_by_a_new_one(repo
     await session.close()
 
     class Other(LocalProvider):
-        name = "other"
+        @property
+        def name(self) -> str:
+            return "other"
 
     with pytest.raises(ProviderError, match="one of file") as caught:
         await repo.session(Other(), thread_id="t")
@@ -580,7 +582,9 @@ async def test_a_provider_is_known_by_its_name_or_has_to_be_given(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
     class Own(LocalProvider):
-        name = "own"
+        @property
+        def name(self) -> str:
+            return "own"
 
     for thread, provider in (("local", local(tmp_path)), ("own", Own(tmp_path / "own"))):
         async with await repo.session(provider, thread_id=thread) as session:

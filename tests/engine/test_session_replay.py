@@ -128,12 +128,16 @@ async def test_another_operation_at_a_place_is_an_error_and_consumes_nothing(
         await session.checkpoint()
     async with await repo.resume("t") as session:
         right: dict[str, Any] = {"stdin": b"in", "cwd": ".", "environment": {"X": "another value"}}
+
+        def but(**other: Any) -> dict[str, Any]:
+            return {**right, **other}
+
         for wrong in (
             session.exec(counter("b"), **right),
-            session.exec(counter("a"), **(right | {"stdin": b"other"})),
-            session.exec(counter("a"), **(right | {"cwd": "inner"})),
-            session.exec(counter("a"), **(right | {"environment": {"Y": "1"}})),
-            session.exec(counter("a"), **(right | {"user": "root"})),
+            session.exec(counter("a"), **but(stdin=b"other")),
+            session.exec(counter("a"), **but(cwd="inner")),
+            session.exec(counter("a"), **but(environment={"Y": "1"})),
+            session.exec(counter("a"), **but(user="root")),
             session.write_file("f", "x"),
             session.checkpoint("not yet"),
         ):

@@ -175,13 +175,14 @@ async def test_no_error_shows_a_secret(repo: Repository, provider: LocalProvider
 
 async def test_what_is_stored_as_it_is_must_hold_no_secret(repo: Repository, provider: LocalProvider, tmp_path: Path) -> None:
     name = "sEcret-name.42"
-    for options in (
+    refused: list[dict[str, Any]] = [
         {"thread_id": f"t-{name}"},
         {"thread_id": "t", "roots": {"a": f"x/{name}"}},
         {"thread_id": "t", "roots": {name: "x"}},
         {"thread_id": "t", "spec": SandboxSpec(name=name)},
         {"thread_id": "t", "spec": SandboxSpec(workspace_root=f"/{name}")},
-    ):
+    ]
+    for options in refused:
         with pytest.raises(SnapshotError) as caught:
             await repo.session(provider, secrets=[name], **options)
         assert caught.value.code == Code.SECRET_IN_NAME

@@ -7,6 +7,7 @@ from typing import Final
 from snapcore.errors import Code, SnapshotError, printable
 from snapcore.model import FileStat, Kind, Note, path_key
 from snapcore.protocols import ScanSelection
+from snapcore.providers.folders import is_stage_name
 from snapcore.providers.links import link_leads_out
 
 from .openai_agents_tar import TarMember, plain_path
@@ -96,6 +97,9 @@ class TarIndex:
         for row in self._database.execute(_ALL):
             path: bytes = row[0]
             if left_out is not None and path.startswith(left_out):
+                continue
+            if b"/" not in path and is_stage_name(path):  # a journal of whoever made the archive must never be done
+                left_out = path + b"/"
                 continue
             stat = self._stat(row, root)
             if path and self._is_excluded(stat, selection):

@@ -303,6 +303,16 @@ async def test_an_archive_that_is_of_no_folder_is_refused(
     assert ("is no folder" in str(error)) == ("below-" in request.node.name or "root-is" in request.node.name)
 
 
+async def test_a_planted_restore_is_not_saved(client: SnapshotClient) -> None:
+    """What a restore of snapcore leaves when it is cut short is finished by whoever comes next: it must come from no archive."""
+    stage, making = ".snapcore-stage", ".snapcore-stage.0123456789abcdef"
+    planted = [folder(stage), member(f"{stage}/journal", b"1"), folder(making), member(f"{making}/x", b"1")]
+    kept = [folder("d"), member(f"d/{stage}", b"2"), member(f"{stage}-2", b"3")]
+    assert set(described(await back(client, archive(*planted, *kept)))) == {"", "d", f"d/{stage}", f"{stage}-2"}
+    await client.upload("other", io.BytesIO(archive(member(stage, b"1"))))
+    assert (await client.history("other"))[0].totals.files == 0
+
+
 async def test_a_nul_in_a_name_is_refused(client: SnapshotClient) -> None:
     data = archive(member("name", b"1", pax_headers={"path": "a\0b"}))
     assert (await refused(client, data)).code == Code.INVALID_PATH
@@ -374,6 +384,7 @@ LIES = {
     "length-huge": extended(b"9" * 19 + b" path=a\n"),
     "no-value": extended(b"8 path\n\n"),
     "long-extended-header": raw_header(b"pax", b"x", b"%011o\0" % (1 << 30)) + bytes(1024),
+    "extended-header-of-megabytes": extended(record(b"comment", b"x" * (2 << 20))),
     "extended-then-end": raw_header(b"pax", b"x", b"%011o\0" % 8) + record(b"a", b"bcd") + bytes(504 + 1024),
     "letters-for-numbers": raw_header(b"f", b"0", b"0000000000z\0") + bytes(1024),
     "link-without-target": raw_header(b"f", b"2", b"%011o\0" % 0) + bytes(1024),

@@ -80,6 +80,10 @@ class Line:
         """Whether it reaches outside of the captured roots; None when nobody said."""
         return self._trail(place).outside(self._events[place])
 
+    def at_most_once(self, place: int) -> bool:
+        """Whether it must not be done twice."""
+        return self._trail(place).at_most_once(self._events[place])
+
     def is_shown(self, place: int) -> bool:
         """Whether the sandbox at the line's end has what the operation did outside of the captured roots."""
         return self.parts[self._owners[place]].shown
@@ -330,20 +334,24 @@ class Replay:
         return iter(range(self._next, len(self._line)))
 
     def is_fresh(self, place: int) -> bool:
-        """Whether the operation has to be run again: it reaches outside, and the present sandbox does not show it."""
-        return self._line.outside(place) is True and not (self._keeps_outside and self._line.is_shown(place))
+        """Whether the operation has to be run again: it reaches outside, the present sandbox does not show it, and it may be done
+        twice."""
+        return self._line.outside(place) is True and not self._is_shown(place) and not self._line.at_most_once(place)
 
     async def unsaid(self, limit: int) -> list[Event]:
-        """Commands and writes still to come of which nobody said whether they reach outside, and which the present sandbox does
-        not show there: at most `limit` of them."""
+        """Commands and writes still to come that may have done something outside which the present sandbox does not show, and
+        which are not run again: nobody said whether they reach outside, or they must not be done twice. At most `limit`."""
         found: list[Event] = []
         for place in self.places():
             if len(found) == limit:
                 break
-            shown = self._keeps_outside and self._line.is_shown(place)
-            if not shown and not self._line.is_checkpoint(place) and self._line.outside(place) is None:
+            reaches = self._line.outside(place) is not False and not self._line.is_checkpoint(place)
+            if reaches and not self.is_fresh(place) and not self._is_shown(place):
                 found.append(await self._ledgers.event(self._line.point_of(place)))
         return found
+
+    def _is_shown(self, place: int) -> bool:
+        return self._keeps_outside and self._line.is_shown(place)
 
     async def _diverged(self, operation: Operation, place: int) -> ReplayDivergedError:
         point = self._line.point_of(place)

@@ -380,6 +380,14 @@ async def test_what_nobody_said_reaches_outside_is_told_of(book: Writer) -> None
     assert await (await replay_of(book, saved, keeps_outside=True)).unsaid(10) == []
 
 
+async def test_what_must_not_be_done_twice_is_not_run_again_for_what_it_did_outside(book: Writer) -> None:
+    book.create("A")
+    [paid] = book.done("A", "pay", outside=True, at_most_once=True)
+    replay = await replay_of(book, book.save("A", "first"))
+    assert await replay.unsaid(10) == [paid]
+    assert not await is_fresh(replay, "pay")
+
+
 # ---- what nobody knows the end of
 
 

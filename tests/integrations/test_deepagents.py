@@ -1,13 +1,14 @@
 """Real deep agents, with a scripted model, whose files are captured and go back with their graph; and sandboxes of snapcore,
-local and in Docker, as their backends. Covers case 7: another process finds the files by the thread's id."""
+local, in Docker and of E2B, as their backends. Covers case 7: another process finds the files by the thread's id."""
 
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from deepagents import create_deep_agent
@@ -18,10 +19,13 @@ from langgraph.checkpoint.memory import InMemorySaver
 import snapcore
 from snapcore import blocking
 from snapcore.errors import SnapcoreError
-from snapcore.integrations.deepagents import HandleBackend, checkpointed, sandbox_of
+from snapcore.integrations.deepagents import BackendSandbox, HandleBackend, checkpointed, sandbox_of
 from snapcore.integrations.langgraph import GraphFiles
+from snapcore.model import Kind
+from snapcore.providers.e2b import E2BProvider
 from snapcore.providers.local import LocalSandbox
-from snapcore.sandboxes import SandboxHandle
+from snapcore.sandboxes import SandboxHandle, SandboxSpec
+from snapcore.testing.e2b_server import E2BServer
 
 from ..providers.docker_fixtures import (  # noqa: TID252 (tests are no package that could be named)
     MakeContainer,
@@ -30,6 +34,7 @@ from ..providers.docker_fixtures import (  # noqa: TID252 (tests are no package 
     docker_host,
     make_container,
 )
+from ..providers.e2b_service import need_server  # noqa: TID252
 from .deepagents_scripted import execute, scripted, write
 from .langgraph_worker import FileSaver
 
@@ -39,6 +44,16 @@ CONFIG: RunnableConfig = {"configurable": {"thread_id": "thread"}}
 QUESTION: dict[str, Any] = {"messages": [("user", "Work.")]}
 WORKER = "tests.integrations.deepagents_worker"
 ROOT = Path(__file__).parents[2]
+TREE = r"""
+cd "$0"
+mkdir -p a/b
+i=0; while [ $i -lt 300 ]; do echo $i >"a/b/name $i"; i=$((i + 1)); done
+chmod 700 a
+ln -s b a/c
+head -c 3000000 /dev/urandom >large
+touch empty
+printf '\377\000' >"$(printf 'odd \377\n ')"
+"""
 
 
 @pytest_asyncio.fixture
@@ -194,11 +209,24 @@ def test_a_backend_with_checkpoints_without_async(backend: LocalShellBackend) ->
 # ---- sandboxes of snapcore
 
 
-@pytest_asyncio.fixture(params=["local", "docker"])
+@pytest.fixture(scope="module")
+def e2b_server() -> Iterator[E2BServer]:
+    need_server()
+    with E2BServer() as server:
+        yield server
+
+
+@pytest_asyncio.fixture(params=["local", "docker", "e2b"])
 async def handle(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SandboxHandle]:
     if request.param == "local":
         (tmp_path / "workspace").mkdir()
         yield LocalSandbox(tmp_path / "workspace")
+        return
+    if request.param == "e2b":
+        provider = E2BProvider(**request.getfixturevalue("e2b_server").options)
+        made = await provider.create(SandboxSpec())
+        yield made
+        await provider.destroy(made.binding)
         return
     request.getfixturevalue("docker_host")
     make: MakeContainer = request.getfixturevalue("make_container")
@@ -284,6 +312,24 @@ async def test_odd_names_and_binary_files_are_told_apart(handle: SandboxHandle) 
     binary = await backend.aread(f"{root}/bin")
     assert binary.file_data is not None
     assert binary.file_data["encoding"] == "base64"
+
+
+async def tree(repo: snapcore.Repository, checkpoint: snapcore.Checkpoint) -> list[snapcore.Entry]:
+    """Its entries, besides the root; times in seconds, as busybox sets no finer ones, and those of folders left out."""
+    entries = [e async for e in repo.ls(checkpoint) if e.path]
+    return [msgspec.structs.replace(e, mtime_ns=0 if e.kind == Kind.DIR else e.mtime_ns // 10**9) for e in entries]
+
+
+async def test_the_same_tree_comes_through_a_backends_own_calls(repo: snapcore.Repository, handle: SandboxHandle) -> None:
+    through = BackendSandbox(HandleBackend(handle), handle.workspace_root)
+    await handle.exec(["sh", "-c", TREE, handle.workspace_root])
+    straight = await repo.capture(handle, thread_id="straight")
+    assert straight.totals.files == 303
+    assert (await repo.capture(through, thread_id="through")).content_id == straight.content_id
+    await handle.exec(["sh", "-c", 'cd "$0"; rm -r a/b; echo >large; touch more', handle.workspace_root])
+    await repo.restore(through, thread_id="through", verify="content")
+    again = await repo.capture(handle, thread_id="straight")
+    assert await tree(repo, again) == await tree(repo, straight)
 
 
 async def test_long_output_is_cut_and_long_commands_are_ended(handle: SandboxHandle) -> None:

@@ -114,6 +114,7 @@ async def test_every_so_many_calls_and_what_is_left_at_the_end(repo: snapcore.Re
     async with checkpointed(backend, repo, thread_id="thread", every=3) as wrapped:
         seen = []
         for i in range(7):
+            assert (await wrapped.aedit("/not there", "a", "b")).error  # does not count
             await wrapped.awrite(f"/{i}", "x")
             seen.append(await count(repo))
         assert seen == [1, 1, 2, 2, 2, 3, 3]

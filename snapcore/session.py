@@ -11,7 +11,7 @@ import msgspec
 
 from .capturing import CaptureRequest, capture, new_checkpoint_id
 from .engine import Engine, finish
-from .errors import CheckpointWriterLostError, Code, ProviderError, SnapcoreError, printable
+from .errors import CheckpointWriterLostError, Code, ProviderError, SnapcoreError, SnapshotError, printable
 from .leases import WriterHold
 from .ledger import Event, EventKind, Operation, SpecRecord
 from .model import Checkpoint, validate_thread_id
@@ -160,7 +160,7 @@ class Session:
         piece of output as it comes, or is something to write the bytes to. `affects=False` says that the command changes nothing
         worth a checkpoint. `outside=True` says that it changes what lies outside of the captured roots: it is run again in a
         sandbox that was made anew; `False` that it does not.
-        `at_most_once` keeps it from being run again, also when nobody knows whether it was run; `rerun` permits that.
+        `at_most_once` keeps it from being run again, also when nobody knows whether it was run; `rerun` permits the latter.
 
         Raises what `SandboxHandle.exec` does, `EXEC_TIMEOUT` also when that is recorded; `ReplayDivergedError`
         `OPERATION_UNCERTAIN` for an operation that may have been run and is not permitted to be run again.
@@ -180,7 +180,7 @@ class Session:
                 user=user,
             )
             recorded = await self._match(operation)
-            if recorded is not None and not (recorded.fresh and (rerun or not recorded.event.at_most_once)):
+            if recorded is not None and not recorded.fresh:
                 return await self._replayed(recorded, sink)
             reruns = recorded.event.id if recorded is not None else self._playback.permit(operation, rerun=rerun)
             handle = await self._live()
@@ -195,7 +195,8 @@ class Session:
                 )
             )
             self._playback.begin(started)
-            self._went_on(recorded)
+            if recorded is None:
+                self._playback.left()
             try:
                 result = await handle.exec(
                     command,
@@ -209,9 +210,11 @@ class Session:
                 )
             except SnapcoreError as error:
                 if error.code in _ENDED:
+                    self._passed(recorded)
                     await self._complete(started, ExecResult(-1), error=str(error.code), affects=affects)
                 raise
             clean = await self._engine.run(without_secrets, self._options.redactor, result, max_output)
+            self._passed(recorded)
             ended = await self._complete(started, clean, error=None, affects=affects)
             if recorded is not None and recorded.event.exit_code != clean.exit_code:
                 self.warnings.append(
@@ -250,8 +253,9 @@ class Session:
                 reruns=recorded.event.id if recorded is not None else None,
                 drops=None if recorded is not None else self._playback.leave(),
             )
-            self._went_on(recorded)
+            self._passed(recorded)
             await self._recorder.complete(written)
+            self._playback.left()
             await self._stepped(affects=recorded is None)
 
     async def checkpoint(
@@ -342,12 +346,10 @@ class Session:
             self.warnings.append(f"{describe(operation)} is not what was recorded here: the rest, {before}, is not replayed.")
         return recorded
 
-    def _went_on(self, recorded: Recorded | None) -> None:
-        """The ledger has an operation that is run live."""
+    def _passed(self, recorded: Recorded | None) -> None:
+        """A recorded operation that was run live has ended: not before, so that one that failed can be tried again."""
         if recorded is not None:
             self._playback.consume(recorded)
-        else:
-            self._playback.left()
 
     async def _replayed(self, recorded: Recorded, target: OutputCallback | None) -> ExecOutcome:
         """What a recorded command came to."""
@@ -361,7 +363,8 @@ class Session:
                     target(stream, data)
         if event.exit_code is None:
             code = Code.__members__.get(event.error or "", Code.SANDBOX_UNAVAILABLE)
-            raise ProviderError("The command did not come to its end when it was run; this is recorded.", code=code)
+            kind = SnapshotError if code == Code.INVALID_REQUEST else ProviderError
+            raise kind("The command did not come to its end when it was run; this is recorded.", code=code)
         return ExecOutcome(
             exit_code=event.exit_code,
             stdout=stdout,

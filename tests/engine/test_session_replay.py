@@ -88,6 +88,18 @@ async def test_a_time_limit_that_was_exceeded_is_replayed_as_such(
     assert counter.runs == ["slow"]
 
 
+async def test_a_command_that_could_not_be_run_is_replayed_as_such(repo: Repository, provider: LocalProvider) -> None:
+    async with await repo.session(provider, thread_id="t") as session:
+        with pytest.raises(SnapshotError):
+            await session.exec("true", user="nobody-of-that-name")
+        await session.checkpoint()
+    async with await repo.resume("t") as session:
+        with pytest.raises(SnapshotError) as caught:
+            await session.exec("true", user="nobody-of-that-name")
+        assert caught.value.code == Code.INVALID_REQUEST
+        assert session.replaying == 1
+
+
 async def test_a_second_and_a_third_resume_replay_everything_that_came_before(
     repo: Repository, provider: LocalProvider, counter: Counter
 ) -> None:
@@ -307,6 +319,49 @@ async def test_what_reaches_outside_is_run_again_in_a_new_sandbox(
         await repo.delete_head("t")
 
 
+async def test_what_failed_when_it_was_run_again_can_be_tried_again(
+    repo: Repository, provider: LocalProvider, counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await repo.session(provider, thread_id="t") as session:
+        await session.exec(counter("outside"), outside=True)
+        await work(session, counter, "a", label="here")
+    async with await repo.resume("t") as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(session.handle, "exec", lost)
+            with pytest.raises(ProviderError):
+                await session.exec(counter("outside"), outside=True)
+        assert session.replaying == 3
+        await session.exec(counter("outside"), outside=True)
+        assert await work(session, counter, "a", label="here") == [True]
+    assert counter.runs == ["outside", "a", "outside"]
+    async with await repo.resume("t") as session:
+        assert session.replaying == 3
+        assert session.uncertain == ()
+
+
+async def test_what_must_be_done_at_most_once_is_not_run_again_because_it_reaches_outside(
+    repo: Repository, provider: LocalProvider, counter: Counter
+) -> None:
+    async with await repo.session(provider, thread_id="t") as session:
+        await session.exec(counter("pay"), outside=True, at_most_once=True)
+        await session.checkpoint()
+    async with await repo.resume("t") as session:
+        assert (await session.exec(counter("pay"), outside=True, at_most_once=True)).replayed
+        assert any("pay" in warning for warning in session.warnings)
+    assert counter.runs == ["pay"]
+
+
+async def test_another_outcome_of_what_was_run_again_is_told(repo: Repository, provider: LocalProvider, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    async with await repo.session(provider, thread_id="t") as session:
+        await session.exec(f"test -e {flag}", outside=True)
+        await session.checkpoint()
+    flag.touch()
+    async with await repo.resume("t") as session:
+        assert (await session.exec(f"test -e {flag}", outside=True)).exit_code == 0
+        assert any("ended with 0" in warning for warning in session.warnings)
+
+
 async def test_the_same_sandbox_shows_what_was_done_outside(repo: Repository, provider: LocalProvider, counter: Counter) -> None:
     async with await repo.session(provider, thread_id="t") as session:
         await session.exec(counter("outside"), outside=True)
@@ -329,13 +384,14 @@ async def test_without_a_replay_a_warning_says_what_is_not_run_again(
 # ------------------------------------------------------------------------------------------------------- uncertainty
 
 
+async def lost(*args: Any, **kwargs: Any) -> None:
+    """Instead of a command: the sandbox cannot be reached."""
+    raise ProviderError("The connection broke.", code=Code.SANDBOX_UNAVAILABLE, retryable=True)
+
+
 async def interrupted(repo: Repository, provider: LocalProvider, command: str, **options: Any) -> None:
     """A session whose command began, and of which nobody knows whether it ended: its worker is gone."""
     session = await repo.session(provider, thread_id="t")
-
-    async def lost(*args: Any, **kwargs: Any) -> None:
-        raise ProviderError("The connection broke.", code=Code.SANDBOX_UNAVAILABLE)
-
     session.handle.exec = lost  # type: ignore[method-assign,assignment]
     with pytest.raises(ProviderError):
         await session.exec(command, **options)
@@ -403,9 +459,6 @@ async def test_in_the_session_that_saw_it_fail_an_operation_may_be_tried_again_u
 ) -> None:
     async with await repo.session(provider, thread_id="t") as session:
         handle = session.handle
-
-        async def lost(*args: Any, **kwargs: Any) -> None:
-            raise ProviderError("The connection broke.", code=Code.SANDBOX_UNAVAILABLE, retryable=True)
 
         with monkeypatch.context() as patch:
             patch.setattr(handle, "exec", lost)

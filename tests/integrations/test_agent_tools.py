@@ -18,7 +18,7 @@ import snapcore
 from snapcore.errors import SnapshotError
 from snapcore.integrations.agent_tools import MAX_READ, AgentTools
 from snapcore.integrations.tool_schemas import ToolResult
-from snapcore.model import Checkpoint
+from snapcore.model import Checkpoint, Holder
 from snapcore.providers.local import LocalSandbox
 from snapcore.repository import Repository
 
@@ -299,10 +299,12 @@ async def test_failures_of_the_sandbox_and_the_store_are_answers(tools: AgentToo
     refused = await tools.save()
     assert error(refused) == "UNSUPPORTED_ENTRY"
     (root / "pipe").unlink()
-    grant = await repo.checkpoints.acquire_writer("mine", ttl=600)
+    holder = Holder(host="a-host-of-others", pid=4242, boot_id="boot", started=1)
+    grant = await repo.checkpoints.acquire_writer("mine", ttl=600, holder=holder)
     held = await tools.save()
     assert error(held) == "WRITER_HELD"
-    assert str(os.getpid()) not in held.content
+    assert "a-host-of-others" not in held.content
+    assert "mine" not in held.content
     await repo.checkpoints.release_writer(grant.lease)
     await saved(tools)
 

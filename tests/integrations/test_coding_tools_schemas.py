@@ -70,6 +70,14 @@ def test_the_clients_types_take_the_definitions(toolsets: list[Toolset]) -> None
         for definition in definitions:
             pydantic.TypeAdapter(shape).validate_python(definition, strict=True)
             assert set(definition) <= keys
+    for tools in toolsets:
+        for tool, chat, response, message in zip(
+            tools.tools, tools.chat_tools(), tools.responses_tools(), tools.anthropic_tools(), strict=True
+        ):
+            told = {"name": tool.name, "description": tool.description}
+            assert chat == {"type": "function", "function": {**told, "parameters": tool.schema(strict=True), "strict": True}}
+            assert response == {"type": "function", **told, "parameters": tool.schema(strict=True), "strict": True}
+            assert message == {**told, "input_schema": tool.schema()}
     assert [each["function"]["name"] for each in toolsets[0].chat_tools()] == ["read_file", "write_file", "edit", "exec", "list"]
     assert all(each["function"]["strict"] for each in toolsets[0].chat_tools())
     assert not any(each["strict"] for each in toolsets[0].responses_tools(strict=False))

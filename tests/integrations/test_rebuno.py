@@ -146,9 +146,27 @@ async def test_a_policy_that_is_code_is_used_by_the_restore_too(kernel: RebunoKe
     assert (await run_fork(kernel, looking(driver), source))["output"] == ["file1", "file3"]
 
 
-async def test_several_folders_are_one_checkpoint(
-    kernel: RebunoKernel, repo: Repository, sandboxes: Path, tmp_path: Path
-) -> None:
+async def test_what_a_replayed_step_installed_is_there_in_a_fork(kernel: RebunoKernel, driver: SandboxDriver) -> None:
+    installed = ("node_modules/left-pad/index.js", ".venv/bin/tool", ".env")
+
+    async def process(files: int) -> list[str]:
+        sandbox = await rebuno.resource("workspace", driver=driver, checkpoints=rebuno.CheckpointPolicy())
+
+        async def install() -> None:
+            for name in installed:
+                await sandbox.exec(["sh", "-c", 'mkdir -p "$(dirname "$0")" && touch "$0"', name])
+
+        await rebuno.step("install", install, resources=["workspace"])
+        found: str = (await sandbox.exec("find . -type f | sort")).stdout.decode()
+        return found.split()
+
+    source = await run(kernel, process, {"files": 0})
+    assert kernel.executions[source]["output"] == ["./.env", "./.venv/bin/tool", "./node_modules/left-pad/index.js"]
+    fork = await run_fork(kernel, process, source)
+    assert fork["output"] == ["./.venv/bin/tool", "./node_modules/left-pad/index.js"]  # .env is left out, as ever
+
+
+async def test_several_folders_are_one_state(kernel: RebunoKernel, repo: Repository, sandboxes: Path, tmp_path: Path) -> None:
     for name in ("code", "data"):
         (tmp_path / name).mkdir()
     roots = {name: str(tmp_path / name) for name in ("code", "data")}

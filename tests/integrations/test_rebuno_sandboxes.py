@@ -82,6 +82,35 @@ def driver(request: pytest.FixtureRequest) -> SandboxDriver:
     return found
 
 
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.AbstractEventLoop]:
+    """The event loops on which sandboxes are opened again."""
+    loops = []
+    for kind in (LocalProvider, DockerProvider, E2BProvider):
+        original = kind.open
+
+        async def watched(self: Any, binding: Any, original: Any = original) -> Any:
+            loops.append(asyncio.get_running_loop())
+            return await original(self, binding)
+
+        monkeypatch.setattr(kind, "open", watched)
+    return loops
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.AbstractEventLoop]:
+    """The event loops that captures run on."""
+    loops = []
+    original = Repository.capture
+
+    async def watched(self: Repository, sandbox: Any, **options: Any) -> Any:
+        loops.append(asyncio.get_running_loop())
+        return await original(self, sandbox, **options)
+
+    monkeypatch.setattr(Repository, "capture", watched)
+    return loops
+
+
 async def destroy_all(kernel: RebunoKernel, driver: SandboxDriver, provider: str) -> None:
     """End the sandboxes that executions are bound to."""
     bindings = [r["binding"] for e in kernel.executions.values() for r in e["resources"].values() if r["binding"]]
@@ -168,8 +197,8 @@ async def paused(driver: SandboxDriver, binding: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("driver", ["local", "docker", "e2b"], indirect=True)
-async def test_steps_that_run_on_another_event_loop_are_captured_all_the_same(
-    kernel: RebunoKernel, repo: Repository, driver: SandboxDriver
+async def test_steps_that_run_on_another_event_loop_are_captured_on_the_sandboxs_own(
+    kernel: RebunoKernel, repo: Repository, driver: SandboxDriver, captured: list[asyncio.AbstractEventLoop]
 ) -> None:
     async def process() -> None:
         sandbox = await rebuno.resource("workspace", driver=driver, checkpoints=rebuno.CheckpointPolicy(on_completion=False))
@@ -184,12 +213,13 @@ async def test_steps_that_run_on_another_event_loop_are_captured_all_the_same(
 
     execution = await run(kernel, process)
     assert not kernel.events(execution, "resource.checkpoint_failed")
+    assert captured == [asyncio.get_running_loop()] * 2
     assert [await kept(repo, reference) for reference in kernel.references(execution)] == [[], ["file"]]
 
 
 @pytest.mark.parametrize("driver", ["local", "docker", "e2b"], indirect=True)
-async def test_an_agent_without_a_loop_of_its_own_is_captured_at_the_end(
-    kernel: RebunoKernel, repo: Repository, driver: SandboxDriver
+async def test_an_agent_whose_loop_has_ended_is_captured_by_a_connection_of_another(
+    kernel: RebunoKernel, repo: Repository, driver: SandboxDriver, opened: list[asyncio.AbstractEventLoop]
 ) -> None:
     def process() -> None:
         async def work() -> None:
@@ -205,6 +235,7 @@ async def test_an_agent_without_a_loop_of_its_own_is_captured_at_the_end(
 
     execution = await run(kernel, process)
     assert [await kept(repo, reference) for reference in kernel.references(execution)] == [[], ["file"]]
+    assert opened == [asyncio.get_running_loop()]
 
 
 async def test_a_container_that_cannot_be_filled_is_removed(

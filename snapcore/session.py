@@ -13,7 +13,7 @@ from .capturing import CaptureRequest, capture, new_checkpoint_id
 from .engine import Engine, finish
 from .errors import CheckpointWriterLostError, Code, ProviderError, SnapcoreError, SnapshotError, printable
 from .leases import WriterHold
-from .ledger import Event, EventKind, Operation, SpecRecord
+from .ledger import Event, EventKind, Operation, Point, SpecRecord
 from .model import Checkpoint, validate_thread_id
 from .operations import checkpoint_operation, exec_operation, inner_path, write_operation
 from .outputs import Writable, output_callback, read_output, settle_output, without_secrets
@@ -179,11 +179,12 @@ class Session:
                 environment=environment,
                 user=user,
             )
-            recorded = await self._match(operation)
+            recorded = await self._playback.match(operation)
             if recorded is not None and not recorded.fresh:
                 return await self._replayed(recorded, sink)
             reruns = recorded.event.id if recorded is not None else self._playback.permit(operation, rerun=rerun)
             handle = await self._live()
+            affects = affects and recorded is None  # what is done once more in its place has been counted
             started = await self._recorder.append(
                 self._event(
                     EventKind.EXEC_STARTED,
@@ -191,7 +192,7 @@ class Session:
                     outside=outside,
                     at_most_once=at_most_once,
                     reruns=reruns,
-                    drops=None if recorded is not None else self._playback.leave(),
+                    drops=None if recorded is not None else self._leave(operation),
                 )
             )
             self._playback.begin(started)
@@ -237,7 +238,7 @@ class Session:
             root = self._binding.workspace_root
             target = check_path(posixpath.join(root, path))
             operation = await self._engine.run(write_operation, self._options.redactor, path, content, root=root)
-            recorded = await self._match(operation)
+            recorded = await self._playback.match(operation)
             if recorded is not None and not recorded.fresh:
                 self._playback.consume(recorded)
                 return
@@ -251,7 +252,7 @@ class Session:
                 operation=operation,
                 outside=not self._in_roots(target),
                 reruns=recorded.event.id if recorded is not None else None,
-                drops=None if recorded is not None else self._playback.leave(),
+                drops=None if recorded is not None else self._leave(operation),
             )
             self._passed(recorded)
             await self._recorder.complete(written)
@@ -274,7 +275,7 @@ class Session:
         """
         async with self._working():
             operation = checkpoint_operation(self._options.redactor, label)
-            recorded = await self._match(operation)
+            recorded = await self._playback.match(operation)
             if recorded is not None and (kept := await self._recorded_checkpoint(recorded)) is not None:
                 return kept
             return await self._checkpoint_locked(
@@ -339,12 +340,13 @@ class Session:
     def _event(self, kind: str, **fields: Any) -> Event:
         return Event(id=new_event_id(), kind=kind, sandbox_id=self._sandbox_id, step=self.step, **fields)
 
-    async def _match(self, operation: Operation) -> Recorded | None:
+    def _leave(self, operation: Operation) -> Point | None:
+        """Where work that is live from here leaves what is recorded, if it does."""
         before = self._playback.remaining
-        recorded = await self._playback.match(operation)
-        if recorded is None and before:
+        left = self._playback.leave()
+        if left is not None and before:
             self.warnings.append(f"{describe(operation)} is not what was recorded here: the rest, {before}, is not replayed.")
-        return recorded
+        return left
 
     def _passed(self, recorded: Recorded | None) -> None:
         """A recorded operation that was run live has ended: not before, so that one that failed can be tried again."""
@@ -379,14 +381,14 @@ class Session:
         ahead of this place already; None when it is not: nothing more is to be replayed."""
         store, event = self._engine.checkpoints, recorded.event
         found = await store.get(event.thread_id, event.checkpoint_id or "")
+        kept = await store.checkpoints(event.thread_id) if found is None else []
         self._playback.consume(recorded)
         if found is not None:
             return found
         self.warnings.append(f"Checkpoint {event.checkpoint_id}, made at this place, was deleted since.")
         if not self._playback.remaining:
             return None
-        kept = [c for c in await store.checkpoints(event.thread_id) if c.created_at <= event.at]
-        return kept[-1] if kept else await store.head(self.thread_id)
+        return next((c for c in reversed(kept) if c.created_at <= event.at), None) or await store.head(self.thread_id)
 
     async def _complete(self, started: Event, result: ExecResult, *, error: str | None, affects: bool) -> Event:
         """Record how a command ended."""
@@ -453,13 +455,14 @@ class Session:
         try:
             snapshot = await self._native_snapshot(handle) if native else None
             checkpoint_id = new_checkpoint_id()
+            operation = None if automatic else checkpoint_operation(self._options.redactor, label)
             event = self._event(
                 EventKind.CHECKPOINT,
-                operation=None if automatic else checkpoint_operation(self._options.redactor, label),
+                operation=operation,
                 checkpoint_id=checkpoint_id,
                 automatic=automatic,
                 snapshot=snapshot,
-                drops=None if automatic else self._playback.leave(),
+                drops=None if operation is None else self._leave(operation),
             )
             roots = root_requests(handle, self._options.files, self._spec.roots)
             refuse_own_files(self._engine.blobs, self._engine.checkpoints, [root.workspace for root in roots])

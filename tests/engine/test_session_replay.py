@@ -205,6 +205,7 @@ async def test_a_checkpoint_comes_back_in_its_place_and_may_be_passed_over(
         assert await session.checkpoint("two") == two
     async with await repo.resume("t") as session:
         assert await work(session, counter, "a", "b", "c") == [True, True, False]  # without a checkpoint between
+        assert not any("not replayed" in warning for warning in session.warnings)
     assert await repo.list("t") == [one, two]
 
 
@@ -312,6 +313,7 @@ async def test_what_reaches_outside_is_run_again_in_a_new_sandbox(
             assert (tmp_path / "config").read_text() == "x"
             assert await work(session, counter, "unsaid", label="here") == [True]
             assert session.replaying == 0
+            assert session.step == 4
             await work(session, counter, "more", label="here")
             await session.close()
         assert counter.runs[before:] == ["outside", "more"]

@@ -5,6 +5,7 @@ handed out.
 """
 
 import asyncio
+import base64
 import json
 import os
 import secrets
@@ -397,6 +398,12 @@ async def test_secrets_are_neither_saved_nor_shown(repo: Repository, root: Path)
     open_artifact = await repo.capture(str(root), thread_id="mine", artifacts={"old": f"was {TOKEN}".encode()})
     shown = await hidden.read_artifact(open_artifact.id, "old")  # saved before anybody knew
     assert value(shown)["text"] == "was {secret:TOKEN}"
+    cut = {"cut": b"x" * (MAX_READ - 8) + TOKEN.encode(), "data": b"\xff" + TOKEN.encode()}
+    await repo.capture(str(root), thread_id="mine", artifacts=cut)
+    part = value(await hidden.read_artifact("latest", "cut"))
+    assert part["text"] == "x" * (MAX_READ - 8) + "{secret:"
+    data = value(await hidden.read_artifact("latest", "data"))
+    assert base64.b64decode(data["base64"]) == b"\xff" + b"\0" * len(TOKEN)
 
 
 async def test_the_developers_options_go_with_each_call(repo: Repository, root: Path) -> None:

@@ -13,6 +13,7 @@ from snapcore.model import Checkpoint
 from snapcore.redaction import Redactor
 from snapcore.redaction_hooks import RedactionHook, RedactionPattern
 from snapcore.repository import Repository, Secrets, open_repository
+from snapcore.sandboxes import check_path
 from snapcore.selection import FilePolicy
 
 from .openai_agents_export import export_tar
@@ -69,10 +70,11 @@ class SnapshotClient:
         self._redactor = Redactor.build(secrets, hooks=hooks, patterns=patterns, allow_short=allow_short_secrets)
         if reinject and not self._redactor.names:
             raise SnapshotError("reinject needs secrets to put back.", code=Code.INVALID_REQUEST, hint="Pass secrets=.")
-        if workspace_root is not None and not workspace_root.strip("/"):
-            raise SnapshotError("The workspace root of a sandbox is a folder below /.", code=Code.INVALID_REQUEST)
+        root = None if workspace_root is None else check_path(workspace_root)
+        if root == "/":
+            raise SnapshotError("The workspace of a sandbox is a folder below /.", code=Code.INVALID_REQUEST)
         self._reinject = reinject
-        self._workspace_root = workspace_root
+        self._workspace_root = root
         self._skip_unchanged = skip_unchanged
         self._wait = wait
 
@@ -187,6 +189,7 @@ class SnapshotClient:
             artifacts=artifacts,
             skip_unchanged=self._skip_unchanged,
             wait=self._wait,
+            allow_any_root=True,  # the path is one of the sandbox, and nothing is read there
             **self._redaction,
         )
         self._tell("The checkpoint of a sandbox session leaves out", [(s.path, s.reason) for s in report.skipped])

@@ -80,7 +80,7 @@ class TarWorkspace:
     def __init__(self, archive: Archive, index: TarIndex, root: str | None) -> None:
         self._archive = archive
         self._index = index
-        self._named = None if root is None else os.fsencode(root.rstrip("/"))
+        self._named = None if root is None else os.fsencode(root)
         self._root = root or NOWHERE
 
     @classmethod

@@ -237,6 +237,12 @@ async def test_absolute_links_into_a_known_root_become_relative(repo: Repository
     assert not any(value[5] for value in found.values())
 
 
+async def test_a_home_folder_of_the_sandbox_may_be_its_workspace(repo: Repository) -> None:
+    """As with E2B; nothing on this host is meant by it."""
+    client = SnapshotClient(repo, workspace_root="/home/user")
+    assert described(await back(client, archive(member("t", b"1"), link("l", "/home/user/t"))))["l"][5] == "t"
+
+
 PARTS = st.sampled_from(["..", ".", "", "a", "b", "c"])
 
 
@@ -720,7 +726,9 @@ async def test_a_label_can_be_given_when_an_archive_is_saved_by_hand(client: Sna
     assert await repo.get("thread", label="first") == checkpoint
 
 
-@pytest.mark.parametrize("options", [{"reinject": True}, {"workspace_root": "/"}], ids=["reinject", "root"])
+@pytest.mark.parametrize(
+    "options", [{"reinject": True}, {"workspace_root": "/"}, {"workspace_root": "a"}], ids=["reinject", "root", "relative"]
+)
 async def test_options_that_make_no_sense_are_refused(repo: Repository, options: dict[str, Any]) -> None:
     with pytest.raises(SnapcoreError) as caught:
         SnapshotClient(repo, **options)

@@ -9,13 +9,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import snapcore
 from snapcore import Repository
 from snapcore.errors import CheckpointWriterConflictError, CheckpointWriterLostError, Code, ReplayDivergedError
 from snapcore.providers.local import LocalProvider
+from snapcore.repository import borrowed
+from snapcore.sandboxes import Abilities, SandboxHandle
 from snapcore.session import Session
+from snapcore.stores.memory import MemoryBlobStore
+from snapcore.stores.sql import SqlCheckpointStore
+from snapcore.testing import Faults, ManualClock, with_faults
 
 from .session_helpers import Counter, contents, local, whole_ledger
 
@@ -215,3 +221,43 @@ async def test_many_workers_take_one_thread_and_one_has_it_in_the_end(
         await session.close()
     for each in repos:
         await each.close()
+
+
+class Pausing(LocalProvider):
+    """Counts how often it would have paused."""
+
+    paused = 0
+
+    @property
+    def abilities(self) -> Abilities:
+        return msgspec.structs.replace(super().abilities, pause=True)
+
+    async def pause(self, handle: SandboxHandle) -> None:
+        self.paused += 1
+        await handle.close()
+
+
+@pytest.mark.parametrize("ending", ["pause", "destroy"])
+async def test_a_worker_that_stood_still_in_a_pause_does_not_pause_what_is_anothers_by_then(tmp_path: Path, ending: str) -> None:
+    """Its lease ran out after it had told the ledger, and before it did it."""
+    clock, faults, provider = ManualClock(), Faults(), Pausing(tmp_path / "sandboxes")
+    inner = SqlCheckpointStore("sqlite://", clock=clock)
+    blobs = MemoryBlobStore()
+    taken: list[Session] = []
+
+    async with borrowed(blobs, inner) as new_repo, borrowed(blobs, with_faults(inner, faults)) as old_repo:
+
+        async def stands_still() -> None:
+            clock.advance(200)
+            taken.append(await new_repo.session(provider, thread_id="t"))
+
+        old = await old_repo.session(provider, thread_id="t")
+        faults.run("renew_writer", stands_still)
+        with pytest.raises(CheckpointWriterLostError):
+            await getattr(old, ending)()
+        (new,) = taken
+        assert provider.paused == 0
+        assert (await new.exec("echo here")).stdout == b"here\n"
+        await old.close()
+        await new.close()
+    await inner.close()

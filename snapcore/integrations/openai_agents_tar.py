@@ -199,7 +199,7 @@ def _sum_is_right(header: bytes) -> bool:
         return False
     body = header[:148] + header[156:]
     unsigned = sum(body) + 8 * 32
-    return told in (unsigned, unsigned - 256 * sum(byte > 127 for byte in body))
+    return told == unsigned or told == unsigned - 256 * sum(byte > 127 for byte in body)
 
 
 def _checked_size(header: bytes) -> int:

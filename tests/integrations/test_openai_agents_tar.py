@@ -417,6 +417,13 @@ async def test_times_in_scientific_notation_are_understood(client: SnapshotClien
     assert described(await back(client, data))["f"][2] == 1.5e-05
 
 
+async def test_a_sum_of_signed_bytes_is_right_too(client: SnapshotClient) -> None:
+    header = bytearray(raw_header(b"\xffname", b"0", b"%011o\0" % 0))
+    header[148:156] = b"        "
+    header[148:156] = b"%06o\0 " % (sum(header) - 256)
+    assert "\udcffname" in described(await back(client, bytes(header) + bytes(1024)))
+
+
 async def test_a_global_header_holds_for_all_that_follow(client: SnapshotClient) -> None:
     text = record(b"mtime", b"12.5")
     data = raw_header(b"pax", b"g", b"%011o\0" % len(text)) + text + bytes(-len(text) % 512)
@@ -483,7 +490,9 @@ async def test_a_download_is_whole_although_its_checkpoint_is_deleted_and_freed_
 
     monkeypatch.setattr(repo.blobs, "get", halted)
     exporting = asyncio.create_task(export_tar(repo._engine, first))
+    exporting.add_done_callback(lambda _: reached.set())
     await reached.wait()
+    assert not exporting.done()
     monkeypatch.setattr(repo.blobs, "get", get)
     await repo.delete("thread", first.id)
     for _ in range(2):

@@ -89,7 +89,7 @@ class GitDriver(SandboxDriver):
         else:
             start = ["--branch", self._start] if self._start else []
             await _git(sandbox, "clone", "--quiet", *start, "--", self._url, ".")
-        await self._new_branch(sandbox, f"rebuno/{execution_id}")
+        await _git(sandbox, "checkout", "--quiet", "-B", f"rebuno/{execution_id}")
         for name, value in zip(("user.name", "user.email"), self._author or (), strict=False):
             await _git(sandbox, "config", name, value)
 
@@ -101,13 +101,6 @@ class GitDriver(SandboxDriver):
         if given is None:
             return tokens
         return {**given, **tokens} if isinstance(given, Mapping) else [*given, *tokens.values()]
-
-    async def _new_branch(self, sandbox: RebunoSandbox, branch: str) -> None:
-        has_commits = (await _run(sandbox, "rev-parse", "--quiet", "--verify", "HEAD")).exit_code == 0
-        if has_commits:
-            await _git(sandbox, "checkout", "--quiet", "-B", branch)
-        else:
-            await _git(sandbox, "symbolic-ref", "HEAD", f"refs/heads/{branch}")
 
     async def _put_back(self, sandbox: RebunoSandbox) -> None:
         """Tracked files that no checkpoint of this policy could hold: without them they would count as deleted."""
@@ -172,14 +165,10 @@ def _excludes(selection: Selection, path: bytes) -> bool:
     return any(selection.excludes(folder, Kind.DIR) for folder in folders) or selection.excludes(path, Kind.FILE)
 
 
-async def _run(sandbox: RebunoSandbox, *arguments: str, **options: Any) -> ExecResult:
-    assert isinstance(sandbox, GitSandbox)
-    return await sandbox.git(*arguments, **options)
-
-
 async def _git(sandbox: RebunoSandbox, *arguments: str, **options: Any) -> ExecResult:
     """Run git, which has to succeed."""
-    done = await _run(sandbox, *arguments, **options)
+    assert isinstance(sandbox, GitSandbox)
+    done = await sandbox.git(*arguments, **options)
     if done.exit_code == _NOT_FOUND:
         raise ProviderError("The sandbox has no git.", code=Code.MISSING_TOOL, hint="Take an image that has git 2.31 or later.")
     if done.exit_code:

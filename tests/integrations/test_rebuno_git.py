@@ -23,6 +23,7 @@ from .rebuno_kernel import RebunoKernel
 from .rebuno_worker import run, run_fork
 
 FIRST, SECOND = "ghp_first_token_of_the_worker", "ghp_second_token_of_the_worker"
+OTHER = "a secret of another kind"
 AUTHOR = ("agent", "agent@example.com")
 
 
@@ -162,16 +163,21 @@ async def test_a_later_turn_stays_on_its_branch(kernel: RebunoKernel, driver: Gi
     assert kernel.executions[second]["output"] == [f"rebuno/{first}", "?? one.draft\n?? two.draft"]
 
 
+@pytest.mark.parametrize("secrets", [None, {"other": OTHER}, [OTHER]])
 async def test_the_token_is_in_no_file_no_binding_and_no_checkpoint(
-    kernel: RebunoKernel, repo: Repository, driver: GitDriver, server: GitServer, tmp_path: Path
+    kernel: RebunoKernel, repo: Repository, server: GitServer, tmp_path: Path, secrets: Any
 ) -> None:
+    provider = LocalProvider(tmp_path / "sandboxes")
+    url = f"{server.url}/project"
+    driver = GitDriver(repo, provider, url, token=lambda: server.token, author=AUTHOR, secrets=secrets)
+
     async def process() -> str:
         await committing(driver, "one")
         checkout = await rebuno.resource("workspace", driver=driver)
 
         async def careless() -> str:
             """Writes the token down, as only an agent that was given it could."""
-            await checkout.upload(f"{checkout.workspace_root}/notes", server.token.encode())
+            await checkout.upload(f"{checkout.workspace_root}/notes", f"{server.token}{OTHER}".encode())
             return str((await checkout.git("config", "alias.x", f"!echo {server.token}")).stdout.decode())
 
         await rebuno.step("careless", careless, resources=["workspace"])
@@ -189,7 +195,7 @@ async def test_the_token_is_in_no_file_no_binding_and_no_checkpoint(
                 data = path.read_bytes()
                 assert not any(form in data for form in forms), path
     before = (await repo.list(thread_of(source)))[-1]
-    assert await repo.read_file(before, b"notes") == bytes(len(FIRST))  # zeros
+    assert await repo.read_file(before, b"notes") == bytes(len(FIRST)) + (bytes(len(OTHER)) if secrets else OTHER.encode())
     assert FIRST.encode() not in await repo.read_file(before, b".git/config")
 
 

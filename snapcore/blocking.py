@@ -21,12 +21,14 @@ from .repository import Repository
 
 if TYPE_CHECKING:
     from .autocheckpoint import CheckpointEvery
+    from .forking import ForkReport, RunAgain
     from .model import Checkpoint
     from .repairing import RepairReport
     from .repairplan import RepairPlan
     from .sandboxes import SandboxProvider
     from .session import Session
     from .session_options import SessionArguments
+    from .workflows import Workflow, WorkflowResult
 
 __all__ = [
     "BlockingRepository",
@@ -121,6 +123,10 @@ class BlockingRepository:
         """As `Repository.resume`."""
         return BlockingSession(_loop.run(self._inner.resume(thread_or_sandbox_id, **options)))
 
+    def run_workflow(self, flow: "Workflow", **options: Any) -> "WorkflowResult":
+        """As `Workflow.run`. `on_output` and `on_step` are called in the thread of the loop."""
+        return _loop.run(flow.run(self._inner, **options))
+
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
         if inspect.iscoroutinefunction(found):
@@ -174,6 +180,10 @@ class BlockingSession:
     def fork(self, to_thread_id: str, **options: Any) -> "BlockingSession":
         """As `Session.fork`."""
         return BlockingSession(_loop.run(self._inner.fork(to_thread_id, **options)))
+
+    def run_again(self, report: "ForkReport") -> "RunAgain":
+        """As `ForkReport.run_again`, in this session."""
+        return _loop.run(report.run_again(self._inner))
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)

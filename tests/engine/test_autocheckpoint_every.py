@@ -57,7 +57,7 @@ class Breaking:
         from snapcore.providers.direct import DirectWorkspace
 
         self._workspace = DirectWorkspace(folder)
-        self.errors = list(errors)
+        self.errors: list[Exception] = list(errors)
 
     def workspace(self, root: str | None = None) -> Workspace:
         if self.errors:

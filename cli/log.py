@@ -73,7 +73,7 @@ def _check_reader() -> None:
     """Raise `BrokenPipeError` once nobody reads any more. A thread at rest would never come to a write that finds out."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # errors are told without being asked for
-    if any(found & select.POLLERR for _, found in poll.poll(0)):
+    if any(found & (select.POLLERR | select.POLLHUP) for _, found in poll.poll(0)):  # the one on Linux, the other on macOS
         raise BrokenPipeError
 
 

@@ -296,6 +296,7 @@ class Workflow:
 
     async def _begin(self, repository: "Sessions", thread_id: str, plan: Plan, options: SessionOptions) -> "Session":
         assert self._provider is not None
+        repository._providers[self._provider.name] = self._provider  # for a resume that names none
         if plan.again:
             # the name is that of an earlier sandbox, which may still be there
             options = replace(options, spec=msgspec.structs.replace(options.spec or self._spec, name=None))

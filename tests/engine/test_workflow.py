@@ -131,6 +131,14 @@ async def test_steps_may_be_added_at_the_end(memory_repo: Repository, base: Work
     assert files(result) == {"a": b"1\n2\n"}
 
 
+async def test_its_thread_is_like_any_other(memory_repo: Repository, base: Workflow, tmp_path: Path) -> None:
+    """A resume that names no provider takes that of the workflow."""
+    await base.exec("echo 1 > a").checkpoint("one").run(memory_repo)
+    async with await memory_repo.resume("t", label="one") as session:
+        assert (await session.exec("echo 1 > a")).replayed
+        assert Path(session.binding.workspace_root).parent == tmp_path / "sandboxes"
+
+
 # ---- changed steps
 
 

@@ -11,7 +11,7 @@ from . import history
 from .engine import Engine, finish
 from .errors import Code, ProviderError, SnapcoreError, SnapshotError, printable
 from .leases import WriterHold
-from .ledger import Event, EventKind, SpecRecord
+from .ledger import Event, EventKind, Point, SpecRecord
 from .model import Checkpoint, validate_thread_id
 from .placement import refuse_own_files
 from .playback import Playback
@@ -70,9 +70,9 @@ async def _created(
     record = spec_record(spec, options)
     async with _new_sandbox(provider, spec, options) as (handle, _):
         root_requests(handle, options.files, record.roots)  # refuses what can be no root
+        uncertain = await ledgers.uncertain(recorder.claim.thread_id)
         await run_hooks((*options.on_create, *options.on_open), handle, _nothing)
         await recorder.append(_event(EventKind.CREATED, handle, spec=record))
-    uncertain = await ledgers.uncertain(recorder.claim.thread_id)
     playback = Playback(None, uncertain, rerun_uncertain=options.rerun_uncertain)
     return await _begun(
         Session(repository, options, provider=provider, recorder=recorder, handle=handle, spec=record, playback=playback, step=0)
@@ -98,7 +98,7 @@ async def resume_session(
         # the one that had the thread may have captured since
         checkpoint = await _chosen(engine, thread_id, label, checkpoint_id)
         ledgers = Ledgers(engine.checkpoints)
-        line = await ledgers.line(checkpoint)
+        line = await _line(ledgers, checkpoint, options)
         uncertain = await ledgers.uncertain(thread_id, line)
         made = line.sandbox
         provider = provider or repository._provider(None if made is None or made.binding is None else made.binding.provider)
@@ -109,6 +109,8 @@ async def resume_session(
             await run_hooks(options.on_create, handle, _nothing)
             receipt = await _restored(engine, options, handle, checkpoint, record)
             await run_hooks(options.on_open, handle, _nothing)
+            replay = Replay(ledgers, line, keeps_outside=started_from is not None)
+            warnings += await _may_be_missing(ledgers, line, replay, options)
             event = _event(
                 EventKind.RESUMED,
                 handle,
@@ -119,8 +121,6 @@ async def resume_session(
                 continues=line.point,
             )
             await recorder.append(event)
-        replay = Replay(ledgers, line, keeps_outside=started_from is not None)
-        warnings += await _may_be_missing(ledgers, line, replay, options)
         session = Session(
             repository,
             options,
@@ -155,6 +155,16 @@ async def _take(engine: Engine, thread_id: str, options: SessionOptions) -> Reco
     """Take the thread from whoever has it, unless that one is in the middle of a capture or a pause."""
     async with WriterHold(engine, thread_id, wait=options.wait) as hold:
         return Recorder(engine, await claim_thread(engine, hold.lease))
+
+
+async def _line(ledgers: Ledgers, checkpoint: Checkpoint, options: SessionOptions) -> Line:
+    """What led to the checkpoint; nothing, when nobody knows and nothing is to be replayed."""
+    try:
+        return await ledgers.line(checkpoint)
+    except SnapshotError as error:
+        if error.code != Code.MISSING_CHECKPOINT or options.replay != "off":
+            raise
+        return Line(Point(checkpoint.thread_id, 0), [])
 
 
 async def _begun(session: Session) -> Session:

@@ -273,6 +273,24 @@ async def test_a_plain_capture_replays_what_had_been_done_by_then(
         assert await work(session, counter, "a", "b", "c") == [True, True, False]
 
 
+async def test_where_nobody_knows_what_led_to_a_copy_it_is_resumed_without_a_replay(
+    repo: Repository, provider: LocalProvider, counter: Counter, tmp_path: Path
+) -> None:
+    folder = tmp_path / "by hand"
+    folder.mkdir()
+    (folder / "f").write_text("x")
+    source = await repo.capture(folder, thread_id="source")
+    await repo.fork("source", to_thread_id="t")
+    await repo.delete("source", source.id)
+    with pytest.raises(SnapshotError, match="off"):
+        await repo.resume("t", provider=provider)
+    async with await repo.resume("t", provider=provider, replay="off") as session:
+        assert contents(session) == {"f": b"x"}
+        await work(session, counter, "a", label="a")
+    async with await repo.resume("t") as session:
+        assert await work(session, counter, "a", label="a") == [True]
+
+
 async def test_forget_and_gc_leave_what_is_replayed(repo: Repository, provider: LocalProvider, counter: Counter) -> None:
     async with await repo.session(provider, thread_id="t") as session:
         large = await session.exec(counter("large", "seq 100000"))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .workflows import Workflow, WorkflowResult
 
 __all__ = [
+    "BlockingCheckpointEvery",
     "BlockingRepository",
     "BlockingSession",
     "connect",

@@ -1,5 +1,6 @@
 """Rebuno's own `resource()`, policies and agents over snapcore's driver, with local sandboxes and a kernel of the tests' own."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from snapcore.repository import Repository
 from snapcore.sandboxes import Hook, SandboxHandle, SandboxSpec
 
 from .rebuno_kernel import RebunoKernel
-from .rebuno_worker import AGENT, ended, kept, looking, run, run_fork, working, writing
+from .rebuno_worker import AGENT, ended, kept, looking, names, run, run_fork, working, writing
 
 
 @pytest.fixture
@@ -203,3 +204,36 @@ async def test_a_sandbox_that_is_done_with_is_destroyed_by_its_binding_and_its_c
     await driver.destroy(kernel.resource(source)["binding"])
     assert os.listdir(sandboxes) == []
     assert (await run_fork(kernel, looking(driver), source))["output"] == ["file1"]
+
+
+async def test_an_execution_and_its_fork_go_on_beside_each_other(
+    kernel: RebunoKernel, repo: Repository, driver: SandboxDriver, sandboxes: Path
+) -> None:
+    inside, go_on = asyncio.Event(), asyncio.Event()
+    sources: list[str] = []
+
+    async def process(files: int) -> list[str]:
+        sandbox = await rebuno.resource("workspace", driver=driver, checkpoints=rebuno.CheckpointPolicy())
+
+        async def write(number: int) -> None:
+            if number == 2 and rebuno.execution().id in sources:
+                inside.set()
+                await go_on.wait()
+            await sandbox.upload(f"{sandbox.workspace_root}/{rebuno.execution().id}-{number}", b"x")
+
+        for number in range(1, files + 1):
+            await rebuno.step("write", write, {"number": number}, resources=["workspace"])
+        return await names(sandbox)
+
+    async with working(kernel, process):
+        source = kernel.create(AGENT, {"files": 3})
+        sources.append(source)
+        await inside.wait()
+        fork = kernel.fork(source)
+        assert (await ended(kernel, fork))["output"] == [f"{source}-1", f"{fork}-2", f"{fork}-3"]
+        go_on.set()
+        assert (await ended(kernel, source))["output"] == [f"{source}-{number}" for number in (1, 2, 3)]
+    for execution in (source, fork):
+        assert not kernel.events(execution, "resource.checkpoint_failed")
+        assert len(await kept(repo, kernel.references(execution)[-1])) == 3
+    assert len(os.listdir(sandboxes)) == 2

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import rebuno
@@ -20,9 +20,15 @@ from snapcore.testing.e2b_server import E2BServer
 
 from .. import docker_engine as engines  # noqa: TID252  # the tests are no package that could be named
 from .. import services  # noqa: TID252
-from ..providers.e2b_service import REAL, need_server  # noqa: TID252
 from .rebuno_kernel import RebunoKernel
 from .rebuno_worker import kept, run, run_fork
+
+
+def missing(why: str) -> NoReturn:
+    """Skip the test for want of a service, or fail it where services are required."""
+    if os.environ.get(services.REQUIRED):
+        pytest.fail(why)
+    pytest.skip(why)
 
 
 @pytest.fixture
@@ -47,9 +53,7 @@ async def docker(repo: Repository, kernel: RebunoKernel) -> AsyncIterator[Sandbo
     try:
         engine = engines.docker_engine()
     except engines.NoEngineError as error:
-        if os.environ.get(services.REQUIRED):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+        missing(str(error))
     spec = SandboxSpec(image=engines.image(engine, "busybox"), user="dev", options={"network_mode": "none"})
     provider = DockerProvider(environment={"DOCKER_HOST": engine.host})
     driver = SandboxDriver(repo, provider, spec=spec)
@@ -60,10 +64,8 @@ async def docker(repo: Repository, kernel: RebunoKernel) -> AsyncIterator[Sandbo
 
 @pytest.fixture(scope="module")
 def e2b_options() -> Iterator[dict[str, Any]]:
-    if REAL:
-        yield {}
-        return
-    need_server()
+    if why := E2BServer.why_not():
+        missing(why)
     with E2BServer() as server:
         yield {**server.options}
 

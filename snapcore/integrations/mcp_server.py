@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from snapcore.engine import finish
+from snapcore.engine import stop
 from snapcore.errors import Code, SnapcoreError
 
 from .tool_schemas import Tool, ToolResult, Toolset
@@ -100,12 +100,9 @@ async def serve_stdio(toolsets: Sequence[Toolset]) -> None:
         try:
             await asyncio.shield(serving)
         except asyncio.CancelledError:
-            # As if the client had left. Cancelled from outside, the package (2.3) may end with an error of its streams instead,
+            # In a task of its own, because the package (2.3) can end with an error of its streams instead of the cancellation,
             # when a message comes at that moment.
-            lines.end()
-            await finish(asyncio.wait([serving]))
-            if not serving.cancelled():
-                serving.exception()  # it was seen
+            await stop([serving])
             raise
 
 
@@ -120,28 +117,17 @@ async def _serve(server: "Server[Any]", lines: "_Lines") -> None:
 
 
 class _Lines:
-    """The lines of a stream until `end`, each read by a thread that nobody has to wait for: the server can end although a client
-    keeps the other end open and says nothing."""
+    """The lines of a stream, each read by a thread that nobody has to wait for: the server can end although a client keeps the
+    other end open and says nothing."""
 
     def __init__(self, readline: Callable[[], str]) -> None:
         self._readline = readline
-        self._reading: asyncio.Future[str] | None = None
-        self._ended = False
-
-    def end(self) -> None:
-        """There are no more lines."""
-        self._ended = True
-        if self._reading is not None and not self._reading.done():
-            self._reading.set_result("")
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self
 
     async def __anext__(self) -> str:
-        if self._ended:
-            raise StopAsyncIteration
-        self._reading = _in_daemon(self._readline)
-        line = await self._reading
+        line = await _in_daemon(self._readline)
         if not line:
             raise StopAsyncIteration
         return line
@@ -166,13 +152,13 @@ def _lines_of_stdin() -> Iterator[_Lines]:
         os.dup2(own, 0)
 
 
-def _in_daemon(work: Callable[[], T]) -> asyncio.Future[T]:
+async def _in_daemon(work: Callable[[], T]) -> T:
     """The result of `work`, done on a thread that does not keep the process alive."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
     def settle(result: T | None, error: OSError | None) -> None:
-        if done.done():
+        if done.cancelled():
             return
         if error is not None:
             done.set_exception(error)
@@ -190,4 +176,4 @@ def _in_daemon(work: Callable[[], T]) -> asyncio.Future[T]:
             loop.call_soon_threadsafe(settle, result, failure)
 
     threading.Thread(target=run, name="snapcore-stdin", daemon=True).start()
-    return done
+    return await done

@@ -145,6 +145,11 @@ async def test_input_and_output_larger_than_a_part_go_through(tmp_path: Path) ->
     assert result.stderr == data
 
 
+async def test_a_script_longer_than_an_argument_may_be_goes_through(tmp_path: Path) -> None:
+    async with BackendShell(local_shell(tmp_path)).pipe(f"# {'it is long; ' * 30_000}\necho done") as pipe:
+        assert b"".join([piece async for piece in pipe.stdout()]) == b"done\n"
+
+
 async def test_what_execute_cuts_or_mangles_is_not_needed(tmp_path: Path) -> None:
     handle, root = await remote(tmp_path, max_output_bytes=200)
     (root / "file").write_bytes(b"\xff\x00" * 5000)

@@ -214,6 +214,59 @@ async def test_what_a_graph_inside_captured_belongs_to_the_step_around_it(repo: 
             assert await file_at(run[1].config) == "second 1"  # before this run: what the graph around it has
 
 
+async def test_a_graph_inside_that_remembers_its_runs_is_not_mistaken_for_one_run(
+    repo: snapcore.Repository, workspace: Path
+) -> None:
+    saver = InMemorySaver()
+    files = GraphFiles(repo, str(workspace), saver)
+
+    async def look(state: State) -> State:
+        return {"done": ["looked"]}
+
+    inner = StateGraph(State).add_node("look", look).add_node("capture", files.node).add_edge(START, "look")
+    remembering = inner.add_edge("look", "capture").compile(checkpointer=True)
+
+    async def change(state: State) -> State:
+        (workspace / "file").write_text(str(len(state["done"])))
+        return {"done": ["changed"]}
+
+    builder = StateGraph(State).add_node("change", change).add_node("capture", files.node).add_node("inner", remembering)
+    graph = (
+        builder.add_edge(START, "change").add_edge("change", "capture").add_edge("capture", "inner").compile(checkpointer=saver)
+    )
+    await graph.ainvoke({"done": []}, CONFIG)
+    await graph.ainvoke({"done": []}, CONFIG)
+    newest = (workspace / "file").read_text()
+    runs = [each async for each in saver.alist({"configurable": {"thread_id": "thread", "checkpoint_ns": "inner"}})]
+    start = next(each.config for each in runs if each.metadata["source"] == "input")  # of the second run
+    (workspace / "file").write_text("something else")
+    found = await files.arestore_for(start)
+    assert not found.exact
+    assert (workspace / "file").read_text() == newest
+
+
+async def test_before_a_graph_inside_captures_there_is_what_the_step_around_it_captured(
+    repo: snapcore.Repository, workspace: Path
+) -> None:
+    saver = InMemorySaver()
+    files = GraphFiles(repo, str(workspace), saver)
+    inner = two_steps(workspace, files, None)
+
+    async def outer(state: State) -> State:
+        (workspace / "file").write_text("of before")
+        await files.acapture()
+        (workspace / "file").write_text("of the step around")
+        done: State = await inner.ainvoke(state)
+        return done
+
+    builder = StateGraph(State).add_node("write", outer).add_edge(START, "write")
+    await builder.compile(checkpointer=saver).ainvoke({"done": []}, CONFIG)
+    inside = [each async for each in saver.alist({"configurable": {"thread_id": "thread"}})]
+    start = [each.config for each in inside if each.config["configurable"]["checkpoint_ns"]][-1]
+    assert not (await files.arestore_for(start)).exact
+    assert (workspace / "file").read_text() == "of before"
+
+
 # ---- when processes die
 
 

@@ -502,10 +502,12 @@ async def test_a_cancelled_stop_leaves_no_checkpoint_and_no_thread_at_the_stream
     saving = asyncio.create_task(snapshots.upload("thread", stream))
     await asyncio.to_thread(stream.reached.wait)
     saving.cancel()
-    for _ in range(50):
-        await asyncio.sleep(0)
-    assert not saving.done()  # its owner would close the stream, which is being read
-    stream.released.set()
+    try:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not saving.done()  # its owner would close the stream, which is being read
+    finally:
+        stream.released.set()
     with pytest.raises(asyncio.CancelledError):
         await saving
     assert not stream.in_use

@@ -206,6 +206,27 @@ async def test_a_sandbox_that_is_done_with_is_destroyed_by_its_binding_and_its_c
     assert (await run_fork(kernel, looking(driver), source))["output"] == ["file1"]
 
 
+async def test_two_resources_have_threads_of_their_own_and_sandboxes_named_after_them(
+    kernel: RebunoKernel, repo: Repository, sandboxes: Path
+) -> None:
+    def made(key: str) -> SandboxDriver:
+        return SandboxDriver(
+            repo, LocalProvider(sandboxes), key=key, spec=lambda thread_id: SandboxSpec(name=thread_id.replace("/", "-"))
+        )
+
+    async def process(files: int) -> None:
+        for key in ("code", "data"):
+            sandbox = await rebuno.resource(key, driver=made(key), checkpoints=rebuno.CheckpointPolicy())
+            await sandbox.close()  # the connection; the last checkpoint opens its own
+            await rebuno.step(key, Path(sandbox.workspace_root, key).touch, resources=[key])
+
+    execution = await run(kernel, process, {"files": 0})
+    for key in ("code", "data"):
+        assert await kept(repo, kernel.references(execution, key)[-1]) == [key]
+        assert [c.thread_id for c in await repo.list(thread_of(execution, key))] == [f"rebuno/{execution}/{key}"] * 2
+    assert sorted(os.listdir(sandboxes)) == [f"rebuno-{execution}-code", f"rebuno-{execution}-data"]
+
+
 async def test_an_execution_and_its_fork_go_on_beside_each_other(
     kernel: RebunoKernel, repo: Repository, driver: SandboxDriver, sandboxes: Path
 ) -> None:

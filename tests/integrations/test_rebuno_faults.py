@@ -361,6 +361,12 @@ async def test_a_binding_of_another_driver_is_refused(driver: SandboxDriver, bin
         await driver.open(binding)
 
 
+async def test_a_binding_of_a_later_format_is_refused(driver: SandboxDriver) -> None:
+    later = {"format": 2, "thread_id": "thread", "provider": "file", "sandbox_id": "x", "workspace_root": "/x"}
+    with pytest.raises(SnapshotError, match="has format 2"):
+        await driver.open(later)
+
+
 async def test_a_driver_over_another_configuration_is_refused_by_the_kernel(
     kernel: RebunoKernel, repo: Repository, sandboxes: Path
 ) -> None:

@@ -186,11 +186,12 @@ async def test_the_value_of_a_variable_and_a_secret_do_not_tell_steps_apart(
     """As in any replay: a token that was rotated is the same operation."""
 
     def flow(token: str) -> Workflow:
-        return base.exec(count("1", f": {token}"), environment={"VALUE": token}).checkpoint("one")
+        command = count("1", f": {token}")
+        return base.exec(command, environment={"VALUE": token}, stdin=token.encode()).write_file("b", token).checkpoint("one")
 
     await flow("hunter-22").run(memory_repo, secrets={"TOKEN": "hunter-22"})
     result = await flow("rotated-33").run(memory_repo, secrets={"TOKEN": "rotated-33"})
-    assert states(result) == ["replayed", "replayed"]
+    assert states(result) == ["replayed"] * 3
     assert "hunter" not in repr(result)
     assert "hunter" not in repr(flow("hunter-22"))
     assert count.runs == ["1"]

@@ -591,6 +591,11 @@ async def test_a_stream_that_gives_little_at_a_time_is_read_to_its_end(client: S
         assert described(stream.read())["a"] == described(data)["a"]
 
 
+async def test_a_file_that_is_read_in_several_pieces_comes_back(client: SnapshotClient) -> None:
+    data = archive(member("large", os.urandom(9_500_001)), member("small", b"1"))
+    assert described(await back(client, data)).items() >= described(data).items()
+
+
 async def test_a_stream_of_text_is_refused(client: SnapshotClient) -> None:
     with pytest.raises(SnapshotError) as caught:
         await client.upload("thread", io.StringIO("text"))

@@ -225,12 +225,15 @@ CODES = [
 
 
 def imported(path: Path, package: str) -> Iterator[str]:
-    """Every module that the file imports anywhere, also inside functions and for type checkers, by its absolute name."""
+    """Every module that the file imports anywhere, also inside functions and for type checkers, by its absolute name; relative
+    ones begin with the package, a dot where there is none."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            if node.level and not package:
+                base = ["."]
             module = ".".join([*base, *([node.module] if node.module else [])])
             yield module
             yield from (f"{module}.{alias.name}" for alias in node.names)

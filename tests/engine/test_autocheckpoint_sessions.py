@@ -134,6 +134,8 @@ async def test_by_time_nothing_is_captured_while_a_command_runs(
         running = asyncio.create_task(session.exec(command, on_output=lambda stream, piece: seen.set()))
         await asyncio.wait_for(seen.wait(), PATIENCE)
         await sleep.last()
+        for _ in range(5):  # time enough for a capture that does not wait
+            await memory_repo.capture(session.handle, thread_id="u")
         assert await contents(memory_repo) == [""]
         gate.touch()
         await running
@@ -250,10 +252,11 @@ async def test_failures_at_the_beginning_and_the_end_are_reported_too(
 async def test_while_another_holds_the_thread_captures_are_left_out(
     memory_repo: Repository, begin: Callable[..., Any], sleep: ManualSleep
 ) -> None:
-    async with await begin(AutoCheckpoint(every_steps=1, every_seconds=60, sleep=sleep), wait=30) as session:
+    async with await begin(AutoCheckpoint(every_steps=1, every_seconds=60, sleep=sleep), wait=3600) as session:
         other = (await memory_repo.checkpoints.acquire_writer("t")).lease
-        await step(session, "1")
-        await sleep.turn()
+        async with asyncio.timeout(PATIENCE):  # what the session's own captures would wait is not waited
+            await step(session, "1")
+            await sleep.turn()
         assert [error.code for error in session.failures] == [Code.WRITER_HELD] * 2
         await memory_repo.checkpoints.release_writer(other)
         await step(session, "2")

@@ -133,12 +133,13 @@ class BackendShell:
 
     async def fetch(self, path: str, size: int) -> bytes:
         """Download a file of a known size. One that comes shorter or longer is asked for again, then an error."""
+        words = ""
         for _ in range(DOWNLOADS):
             answers = await self._asked(lambda: self._backend.adownload_files([path]))
             found = answers[0].content if answers else None
             if found is not None and len(found) == size:
                 return found
-        words = "another length than the file has" if found is not None else str(answers[0].error if answers else "no answer")
+            words = "another length than the file has" if found is not None else str(answers[0].error if answers else "no answer")
         raise _lost(f"a download came with {printable(words)}", retryable=True)
 
     async def _asked(self, call: Callable[[], Awaitable[T]]) -> T:

@@ -112,12 +112,12 @@ def _before(graph: Any, thread_id: str, index: _Index) -> Generator[dict[str, An
         parents = graph.metadata.get("parents") or {}
         earlier = None
         if graph.parent_config is not None:
-            earlier_id = graph.parent_config["configurable"]["checkpoint_id"]
+            found = index.during(graph.parent_config["configurable"]["checkpoint_id"])
             earlier = yield graph.parent_config
-        if earlier is not None and (earlier.metadata.get("parents") or {}) != parents:
-            earlier = None  # an earlier run of this subgraph: what lies between them is further out
-        elif graph.parent_config is not None and index.during(earlier_id) >= 0:
-            return index.during(earlier_id)
+            if earlier is not None and (earlier.metadata.get("parents") or {}) != parents:
+                earlier = None  # an earlier run of this subgraph: what lies between them is further out
+            elif found >= 0:
+                return found
         if earlier is None:
             own = str(graph.config["configurable"].get("checkpoint_ns", ""))
             outer = [ns for ns in parents if _depth(ns) < _depth(own)]

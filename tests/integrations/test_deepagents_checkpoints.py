@@ -199,7 +199,9 @@ async def test_a_call_that_raises_counts(repo: snapcore.Repository, backend: Loc
 class Bare(SandboxBackendProtocol):
     """A backend of the first days: no timeout, no delete."""
 
-    id = "bare"
+    @property
+    def id(self) -> str:
+        return "bare"
 
     def execute(self, command: str) -> ExecuteResponse:  # type: ignore[override]
         return ExecuteResponse(command, 0)

@@ -120,7 +120,7 @@ async def test_between_captures_the_newest_before_in_the_branch_counts(repo: sna
     back = before(graph, "second")
     found = await files.afind(back)
     assert not found.exact
-    assert found.config == {"configurable": back["configurable"]}
+    assert found.config == {"configurable": back.get("configurable")}
     assert found.checkpoint == (await files.afind(before(graph, "after-first"))).checkpoint
     assert (await files.afind(before(graph, "after-second"))).checkpoint != found.checkpoint
 
@@ -199,11 +199,11 @@ async def test_what_a_graph_inside_captured_belongs_to_the_step_around_it(repo: 
     assert await file_at(before(graph, "again")) == "second 1"  # the step `more` was not captured
     assert await file_at(CONFIG) == "second 4"
     inside = [each async for each in saver.alist({"configurable": {"thread_id": "thread"}})]
-    namespaces = sorted({each.config["configurable"]["checkpoint_ns"] for each in inside} - {""})
+    namespaces = sorted({each.config.get("configurable", {})["checkpoint_ns"] for each in inside} - {""})
     assert len(namespaces) == 2
     for ns in namespaces:
         # oldest first: the input, the start, then after each node
-        run = [each for each in reversed(inside) if each.config["configurable"]["checkpoint_ns"] == ns]
+        run = [each for each in reversed(inside) if each.config.get("configurable", {})["checkpoint_ns"] == ns]
         first = ns.startswith("inner")
         assert await file_at(run[2].config) == ("first 0" if first else "first 3")
         assert await file_at(run[4].config) == ("second 1" if first else "second 4")
@@ -238,7 +238,7 @@ async def test_a_graph_inside_that_remembers_its_runs_is_not_mistaken_for_one_ru
     await graph.ainvoke({"done": []}, CONFIG)
     newest = (workspace / "file").read_text()
     runs = [each async for each in saver.alist({"configurable": {"thread_id": "thread", "checkpoint_ns": "inner"}})]
-    start = next(each.config for each in runs if each.metadata["source"] == "input")  # of the second run
+    start = next(each.config for each in runs if each.metadata.get("source") == "input")  # of the second run
     (workspace / "file").write_text("something else")
     found = await files.arestore_for(start)
     assert not found.exact
@@ -262,7 +262,7 @@ async def test_before_a_graph_inside_captures_there_is_what_the_step_around_it_c
     builder = StateGraph(State).add_node("write", outer).add_edge(START, "write")
     await builder.compile(checkpointer=saver).ainvoke({"done": []}, CONFIG)
     inside = [each async for each in saver.alist({"configurable": {"thread_id": "thread"}})]
-    start = [each.config for each in inside if each.config["configurable"]["checkpoint_ns"]][-1]
+    start = [each.config for each in inside if each.config.get("configurable", {})["checkpoint_ns"]][-1]
     assert not (await files.arestore_for(start)).exact
     assert (workspace / "file").read_text() == "of before"
 

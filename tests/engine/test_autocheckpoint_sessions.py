@@ -132,12 +132,14 @@ async def test_by_time_nothing_is_captured_while_a_command_runs(
         gate = tmp_path / "gate"
         command = f"printf half > a; echo begun; until [ -e {gate} ]; do sleep 0.01; done; printf whole > a"
         running = asyncio.create_task(session.exec(command, on_output=lambda stream, piece: seen.set()))
-        await asyncio.wait_for(seen.wait(), PATIENCE)
-        await sleep.last()
-        for _ in range(5):  # time enough for a capture that does not wait
-            await memory_repo.capture(session.handle, thread_id="u")
-        assert await contents(memory_repo) == [""]
-        gate.touch()
+        try:
+            await asyncio.wait_for(seen.wait(), PATIENCE)
+            await sleep.last()
+            for _ in range(5):  # time enough for a capture that does not wait
+                await memory_repo.capture(session.handle, thread_id="u")
+            assert await contents(memory_repo) == [""]
+        finally:
+            gate.touch()
         await running
         await sleep.asleep()
         assert await contents(memory_repo) == ["", "whole"]

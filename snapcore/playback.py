@@ -21,6 +21,8 @@ class Playback:
         self._strict = strict
         self._rerun_uncertain = rerun_uncertain
         self._begun: set[str] = set()  # by this session
+        self._untold: Event | None = None  # the last operation, while its program does not know what it came to
+        self._undone = False  # it was recorded, and not begun
         self._left: Point | None = None
 
     @property
@@ -64,12 +66,15 @@ class Playback:
         """The id of the uncertain operation that would be run once more; None when there is none. Raises `ReplayDivergedError`
         `OPERATION_UNCERTAIN` when that is not allowed."""
         same = [event for event in self._uncertain.values() if event.operation == operation]
+        if self._untold is not None and self._untold.operation == operation:
+            same.append(self._untold)  # a program that asks again at once: what it sees then is what counts
         if not same:
             return None
         event = same[-1]
         # what this session began itself, its program saw being cut short
         allowed = event.id in self._begun or self._rerun_uncertain
-        if rerun or (allowed and not event.at_most_once):
+        undone = event is self._untold and self._undone
+        if rerun or undone or (allowed and not event.at_most_once):
             return event.id
         raise ReplayDivergedError(
             f"Nobody knows whether this has been done already: {describe(operation)} (number {event.sequence} of thread"
@@ -81,11 +86,29 @@ class Playback:
 
     def begin(self, started: Event) -> None:
         """A command is about to be run."""
-        if started.reruns is not None:
-            self._uncertain.pop(started.reruns, None)
+        self._note(started)
         self._uncertain[started.id] = started
-        self._begun.add(started.id)
 
     def end(self, started: Event) -> None:
         """It has ended."""
         del self._uncertain[started.id]
+
+    def cancelled(self, started: Event) -> None:
+        """A command was recorded, and then not run."""
+        self._note(started)
+        self._undone = True
+
+    def written(self, event: Event) -> None:
+        """A file was written, and is about to be recorded."""
+        self._note(event)
+
+    def told(self) -> None:
+        """The program knows what the operation came to."""
+        self._untold = None
+
+    def _note(self, event: Event) -> None:
+        if event.reruns is not None:
+            self._uncertain.pop(event.reruns, None)
+        self._begun.add(event.id)
+        self._untold = event
+        self._undone = False

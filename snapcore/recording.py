@@ -58,6 +58,7 @@ class Recorder:
     def __init__(self, engine: Engine, claim: Claim) -> None:
         self._engine = engine
         self.claim = claim
+        self._newest_id = ""  # of the events that were written here
         self._last = 0  # sequence of the newest event that is known to be followed by none of another worker
         self._kept: list[tuple[Event, bytes, bytes]] = []
         self._outputs_thread = f"outputs-{secrets.token_hex(16)}"
@@ -106,7 +107,12 @@ class Recorder:
         await self.flush()
         return self._noted(await _surely(lambda: self._engine.checkpoints.append_event(self.claim, event)))
 
+    def wrote(self, event: Event) -> bool:
+        """Whether the event is the newest that was written here, whatever became of the call."""
+        return event.id == self._newest_id
+
     def _noted(self, stored: Event) -> Event:
+        self._newest_id = stored.id
         self._last = max(self._last, stored.sequence)
         return stored
 

@@ -185,16 +185,20 @@ class Session:
             reruns = recorded.event.id if recorded is not None else self._playback.permit(operation, rerun=rerun)
             handle = await self._live()
             affects = affects and recorded is None  # what is done once more in its place has been counted
-            started = await self._recorder.append(
-                self._event(
-                    EventKind.EXEC_STARTED,
-                    operation=operation,
-                    outside=outside,
-                    at_most_once=at_most_once,
-                    reruns=reruns,
-                    drops=None if recorded is not None else self._leave(operation),
-                )
+            starting = self._event(
+                EventKind.EXEC_STARTED,
+                operation=operation,
+                outside=outside,
+                at_most_once=at_most_once,
+                reruns=reruns,
+                drops=None if recorded is not None else self._leave(operation),
             )
+            try:
+                started = await self._recorder.append(starting)
+            except asyncio.CancelledError:
+                if self._recorder.wrote(starting):
+                    self._playback.cancelled(starting)
+                raise
             self._playback.begin(started)
             if recorded is None:
                 self._playback.left()
@@ -213,6 +217,7 @@ class Session:
                 if error.code in _ENDED:
                     self._passed(recorded)
                     await self._complete(started, ExecResult(-1), error=str(error.code), affects=affects)
+                    self._playback.told()
                 raise
             clean = await self._engine.run(without_secrets, self._options.redactor, result, max_output)
             self._passed(recorded)
@@ -223,6 +228,7 @@ class Session:
                 )
             await settle_output(on_output)
             await self._stepped(affects=affects)
+            self._playback.told()
             return ExecOutcome(
                 exit_code=clean.exit_code,
                 stdout=clean.stdout,
@@ -251,13 +257,15 @@ class Session:
                 EventKind.FILE_WRITTEN,
                 operation=operation,
                 outside=not self._in_roots(target),
-                reruns=recorded.event.id if recorded is not None else None,
+                reruns=recorded.event.id if recorded is not None else self._playback.permit(operation, rerun=True),
                 drops=None if recorded is not None else self._leave(operation),
             )
             self._passed(recorded)
+            self._playback.written(written)
             await self._recorder.complete(written)
             self._playback.left()
             await self._stepped(affects=recorded is None)
+            self._playback.told()
 
     async def checkpoint(
         self,

@@ -43,6 +43,8 @@ PIECE: Final = 1 << 20
 MAX_HOPS: Final = 20
 # stays until it is told to stop, and then stops at once
 KEEP_ALIVE: Final = ("sh", "-c", "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done")
+# a command in the folder that is named, in the one where it is if that is "" or not there
+RUN: Final = '[ -z "$1" ] || cd -- "$1" 2>/dev/null; shift; exec "$@"'
 
 ABILITIES: Final = Abilities(create=True, destroy=True, pause=True, snapshot=True, exec=True, binary_pipes=True)
 
@@ -113,12 +115,13 @@ class DockerSandbox:
         on_output: OutputCallback | None = None,
         max_output: int = 16 << 20,
     ) -> ExecResult:
-        """See `SandboxHandle.exec`. In an image without `sh` a command that takes too long is left behind, not ended."""
+        """See `SandboxHandle.exec`. While there is no workspace root, commands start in the image's own folder for them. In an
+        image without `sh` a command that takes too long is left behind, not ended."""
         words = argument_list(command)
         check_environment(environment or {})
         self._check_open()
         if self._has_shell:
-            words = ["sh", "-c", SAYS_PID + 'exec "$@"', "sh", *words]
+            words = ["sh", "-c", SAYS_PID + RUN, "sh", "" if cwd else self._root, *words]
         kept, sink = keeping(max_output, on_output)
         pipe = DockerPipe(
             self._engine,
@@ -126,7 +129,7 @@ class DockerSandbox:
             words,
             stdin,
             user=user,
-            cwd=posixpath.join(self._root, cwd) if cwd else None,
+            cwd=await self._folder(cwd),
             environment=environment,
             says_pid=self._has_shell,
         )
@@ -141,6 +144,15 @@ class DockerSandbox:
                 raise  # of the caller's own `on_output`
             raise ProviderError(f"The command did not end within {timeout:g} seconds.", code=Code.EXEC_TIMEOUT) from None
         return kept.result(code)
+
+    async def _folder(self, cwd: str | None) -> str | None:
+        """Where the engine has to start a command; None where it does by itself, as with `sh`, which goes to the root then."""
+        if cwd:
+            return posixpath.join(self._root, cwd)
+        if self._has_shell:
+            return None
+        there = await self._engine.run(self._engine.stat, self._container.id, self._root)
+        return self._root if there is not None and (there.is_folder or there.is_link) else None
 
     async def upload(self, path: str, data: bytes | AsyncIterator[bytes]) -> None:
         """See `SandboxHandle.upload`. The folder has to be there. The file belongs to the container's user, with mode 0644."""

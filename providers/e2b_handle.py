@@ -90,7 +90,7 @@ class E2BSandbox:
         on_output: OutputCallback | None = None,
         max_output: int = 16 << 20,
     ) -> ExecResult:
-        """See `SandboxHandle.exec`. `cwd` is the workspace root by default, and taken from there when it is relative."""
+        """See `SandboxHandle.exec`."""
         root = self.workspace_root
         line = _line(command, environment or {}, posixpath.join(root, cwd) if cwd else None, root)
         kept, sink = keeping(max_output, on_output)

@@ -97,8 +97,8 @@ class CommandSandbox:
         on_output: OutputCallback | None = None,
         max_output: int = 16 << 20,
     ) -> ExecResult:
-        """See `SandboxHandle.exec`. `cwd` is the address's folder by default, and taken from there when it is relative. A command
-        that is stopped is killed with all that it started, as far as that has kept its environment."""
+        """See `SandboxHandle.exec`. A command that is stopped is killed with all that it started, as far as that has kept its
+        environment."""
         words = argument_list(command)
         check_environment(environment or {})
         self._check_open()

@@ -104,7 +104,7 @@ class LocalSandbox:
         on_output: OutputCallback | None = None,
         max_output: int = 16 << 20,
     ) -> ExecResult:
-        """See `SandboxHandle.exec`. `cwd` is the sandbox's folder by default, and taken from there when it is relative."""
+        """See `SandboxHandle.exec`."""
         words = argument_list(command)
         check_environment(environment or {})
         self._check_open()

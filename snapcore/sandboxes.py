@@ -164,9 +164,11 @@ class SandboxHandle(Protocol):
         max_output: int = 16 << 20,
     ) -> ExecResult:
         """Run a command (a text: by `sh -c`) to its end; a non-zero exit is a result, no error: 126 or 127 when it cannot be run
-        or is not there. `timeout` seconds end it, and what it started, with `ProviderError` `EXEC_TIMEOUT`. Output beyond
-        `max_output` bytes (of stdout and of stderr) is dropped and `truncated` set; `on_output` sees all. A command, folder or
-        environment that no system takes raises `SnapshotError` `INVALID_REQUEST`; see `argument_list`."""
+        or is not there. `cwd` is taken from `workspace_root`, and is that folder by default; while there is no such folder, a
+        command without `cwd` starts where the sandbox starts them by itself, and can make it. `timeout` seconds end it, and what
+        it started, with `ProviderError` `EXEC_TIMEOUT`. Output beyond `max_output` bytes (of stdout and of stderr) is dropped and
+        `truncated` set; `on_output` sees all. A command, folder or environment that no system takes raises `SnapshotError`
+        `INVALID_REQUEST`; see `argument_list`."""
         ...
 
     async def upload(self, path: str, data: bytes | AsyncIterator[bytes]) -> None:

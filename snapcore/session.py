@@ -206,7 +206,7 @@ class Session:
                 result = await handle.exec(
                     command,
                     stdin=stdin,
-                    cwd=posixpath.join(self._binding.workspace_root, cwd or ""),
+                    cwd=cwd,
                     environment=environment,
                     user=user,
                     timeout=timeout,

@@ -217,7 +217,7 @@ class CodingTools(Toolset):
             raise ToolError("INVALID_ARGUMENTS", "timeout_seconds is a number above 0.")
         async with self._lock:
             baseline = await self._before()
-            cwd = self._handle.workspace_root if given.cwd is None else await self._folder(given.cwd)
+            cwd = None if given.cwd is None else await self._folder(given.cwd)
             shown = {name: HeadAndTail(self._redactor, MAX_OUTPUT) for name in ("stdout", "stderr")}
             out: dict[str, Any] = {}
             try:

@@ -4,7 +4,6 @@
 import base64
 import posixpath
 import secrets
-import shlex
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -119,14 +118,12 @@ class HandleBackend(SandboxBackendProtocol):
     async def _execute(self, command: str, timeout: int | None) -> ExecuteResponse:
         said = bytearray()
         seconds = self._timeout if timeout is None else timeout
-        # a container has a folder of its own for commands; the workspace may not be there yet
-        place = f"cd -- {shlex.quote(self.handle.workspace_root)} 2>/dev/null\n"
 
         def hear(_: str, piece: bytes) -> None:
             said.extend(piece[: max(0, self._max_output + 1 - len(said))])
 
         try:
-            result = await self.handle.exec(place + command, timeout=seconds or None, on_output=hear, max_output=1)
+            result = await self.handle.exec(command, timeout=seconds or None, on_output=hear, max_output=1)
         except SnapcoreError as error:
             code = TIMED_OUT if error.code == Code.EXEC_TIMEOUT else 1
             return ExecuteResponse(f"{_text(said)}\nError: {error}".lstrip(), code)

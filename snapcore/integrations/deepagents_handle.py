@@ -91,8 +91,7 @@ class BackendSandbox:
         on_output: OutputCallback | None = None,
         max_output: int = 16 << 20,
     ) -> ExecResult:
-        """See `SandboxHandle.exec`. `cwd` is the workspace root by default, and taken from there when it is relative. Output
-        comes byte for byte."""
+        """See `SandboxHandle.exec`. Output comes byte for byte."""
         if user is not None:
             raise lacks(NAME, "run commands as another user")
         script = _script(command, environment or {}, posixpath.join(self._root, cwd) if cwd else None, self._root)

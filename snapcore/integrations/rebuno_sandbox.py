@@ -64,11 +64,11 @@ class RebunoSandbox:
         on_output: OutputCallback | None = None,
         max_output: int = 16 << 20,
     ) -> ExecResult:
-        """See `SandboxHandle`. In the workspace root unless `cwd` says otherwise, in every kind of sandbox."""
+        """See `SandboxHandle`."""
         return await self._handle.exec(
             command,
             stdin=stdin,
-            cwd=cwd or self.workspace_root,
+            cwd=cwd,
             environment=environment,
             user=user,
             timeout=timeout,

@@ -347,6 +347,19 @@ class ProviderTests:
             assert result.exit_code == 0
             assert await _get(handle, f"{name}/file") == b"here"
 
+    async def test_commands_run_in_the_workspace_root_by_default(self, handle: SandboxHandle, abilities: Abilities) -> None:
+        if not abilities.exec:
+            return
+        assert (await handle.exec("printf here > file && mkdir folder")).exit_code == 0
+        assert await _get(handle, "file") == b"here"
+        assert (await handle.exec("printf here > file", cwd="folder")).exit_code == 0
+        assert await _get(handle, "folder/file") == b"here"
+
+    async def test_a_folder_that_is_not_there_is_a_result(self, handle: SandboxHandle, abilities: Abilities) -> None:
+        if not abilities.exec:
+            return
+        assert (await handle.exec(["true"], cwd="missing")).exit_code in (126, 127)
+
     async def test_the_environment_is_set_and_never_left_behind(self, handle: SandboxHandle, abilities: Abilities) -> None:
         if not abilities.exec:
             return

@@ -112,6 +112,26 @@ async def test_a_paused_container_is_read_and_stays_paused(
     docker_api.unpause(container)
 
 
+@pytest.mark.parametrize(("image", "applet"), [("busybox", []), ("toolless", ["/busybox-sleeper"])])
+async def test_commands_start_in_the_workspace_root_once_it_is_there(
+    make_container: MakeContainer, docker_host: str, image: str, applet: list[str]
+) -> None:
+    """Not where the image starts them: that is what they fall back on, to make the root."""
+    handle = await connect(f"docker://{make_container(image, working_dir='/elsewhere')}/deep/work space")
+
+    async def place() -> bytes:
+        result = await handle.exec([*applet, "pwd"])
+        assert (result.exit_code, result.stderr) == (0, b"")
+        return result.stdout
+
+    assert await place() == b"/elsewhere\n"
+    assert (await handle.exec([*applet, "mkdir", "-p", handle.workspace_root])).exit_code == 0
+    assert await place() == b"/deep/work space\n"
+    assert (await handle.exec([*applet, "rmdir", handle.workspace_root])).exit_code == 0
+    assert await place() == b"/elsewhere\n"
+    await handle.close()
+
+
 async def test_frozen_it_is_read_at_rest_and_runs_again(make_container: MakeContainer, docker_api: Any, docker_host: str) -> None:
     """A writer keeps two files equal; only at rest are they found so every time, and it goes on afterwards."""
     write = "mkdir -p /w; n=0; while :; do n=$((n+1)); echo $n > /w/t; mv /w/t /w/a; echo $n > /w/t; mv /w/t /w/b; done"

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from snapcore.errors import Code, ProviderError, printable
+from snapcore.errors import Code, ProviderError, SnapshotError, printable
 from snapcore.sandboxes import ExecResult, OutputCallback
 
 from .threads import uncancelled
@@ -154,8 +155,14 @@ async def _buried(process: asyncio.subprocess.Process) -> None:
     transport.close()  # not before: it would take the exit code that asyncio waits for
 
 
-def cannot_start(program: str, error: OSError) -> ProviderError:
+def cannot_start(program: str, error: OSError) -> ProviderError | SnapshotError:
     """The error of a program of this host that cannot be run."""
+    if error.errno == errno.E2BIG:
+        return SnapshotError(
+            f"The command for {printable(program)} and its environment are longer than this host permits.",
+            code=Code.INVALID_REQUEST,
+            hint="Pass what is long on stdin or in a file.",
+        )
     return ProviderError(
         f"{printable(program)} cannot be run on this host: {error.strerror}.",
         code=Code.MISSING_TOOL,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from .config import RepositoryConfig
+from .errors import Code, RepositoryError
 from .model import WriterLease
 from .protocols import BlobStore, CheckpointStore
 
@@ -34,8 +35,15 @@ class Engine:
     """Leases, by thread, that could not be given up when their work was over: the disk was full, the database locked."""
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run CPU work on a worker thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.workers, lambda: work(*args, **kwargs))
+        """Run CPU work on a worker thread. Raises `RepositoryError` `STORE_UNAVAILABLE` once the engine is closed."""
+        loop = asyncio.get_running_loop()
+        try:
+            begun = loop.run_in_executor(self.workers, lambda: work(*args, **kwargs))
+        except RuntimeError as error:  # the threads have been ended
+            raise RepositoryError(
+                "The repository is closed.", code=Code.STORE_UNAVAILABLE, hint="Open it again, and what works in it."
+            ) from error
+        return await begun
 
     async def close(self) -> None:
         """Close both stores and end the threads, also when the caller is cancelled meanwhile."""

@@ -32,6 +32,7 @@ __all__ = [
     "argument_list",
     "check_environment",
     "check_path",
+    "check_place",
     "lacks",
     "refuse_options",
     "run_hooks",
@@ -256,28 +257,43 @@ async def run_hooks(hooks: Iterable[Hook], handle: SandboxHandle, undo: Callable
 
 
 def argument_list(command: Sequence[str] | str) -> list[str]:
-    """The arguments of a command, a text as `sh -c` takes it. Raises `SnapshotError` `INVALID_REQUEST` for an empty command and a
-    NUL, which no system can pass on."""
+    """The arguments of a command, a text as `sh -c` takes it. Raises `SnapshotError` `INVALID_REQUEST` for an empty command and for
+    what no system can pass on: a NUL, a lone surrogate that stands for no byte."""
     words = ["sh", "-c", command] if isinstance(command, str) else list(command)
     if not words or not words[0] or command == "":
         raise SnapshotError("There is no command to run.", code=Code.INVALID_REQUEST)
-    if any("\0" in word for word in words):
-        raise SnapshotError("A command holds a NUL.", code=Code.INVALID_REQUEST)
+    if not all(_can_be_passed(word) for word in words):
+        raise SnapshotError("A command holds a NUL or a lone surrogate.", code=Code.INVALID_REQUEST)
     return words
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse names that a shell cannot export, and values with a NUL. The values are never shown."""
+    """Refuse names that a shell cannot export, and values that no system can pass on. The values are never shown."""
     for name, value in environment.items():
-        if not _NAME.fullmatch(name) or "\0" in value:
+        if not _NAME.fullmatch(name) or not _can_be_passed(value):
             raise SnapshotError(
                 f"The environment variable {printable(name)!r} has a name or a value that cannot be passed on.",
                 code=Code.INVALID_REQUEST,
             )
 
 
+def check_place(cwd: str | None, user: str | None) -> None:
+    """Refuse a folder and a user that no system can have."""
+    for name, value in (("cwd", cwd), ("user", user)):
+        if value is not None and not _can_be_passed(value):
+            raise SnapshotError(f"{name} holds a NUL or a lone surrogate.", code=Code.INVALID_REQUEST)
+
+
 def check_path(path: str) -> str:
     """An absolute path inside a sandbox, without `.`, `..` and double slashes. Raises `SnapshotError` `INVALID_REQUEST`."""
-    if not path.startswith("/") or "\0" in path:
+    if not path.startswith("/") or not _can_be_passed(path):
         raise SnapshotError(f"{printable(path)!r} is not an absolute path.", code=Code.INVALID_REQUEST)
     return "/" + posixpath.normpath(path).lstrip("/")
+
+
+def _can_be_passed(text: str) -> bool:
+    """Whether a text can be an argument, a variable's value or a path: bytes without NUL."""
+    try:
+        return b"\0" not in text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False

@@ -30,6 +30,7 @@ from .sandboxes import (
     argument_list,
     check_environment,
     check_path,
+    check_place,
     lacks,
     run_hooks,
 )
@@ -168,6 +169,7 @@ class Session:
         async with self._working():
             argument_list(command)
             check_environment(environment or {})
+            check_place(cwd, user)
             sink = output_callback(on_output)
             operation = await self._engine.run(
                 exec_operation,
@@ -239,7 +241,7 @@ class Session:
 
     async def write_file(self, path: str, data: bytes | str) -> None:
         """Create or replace a file, and the folders that lead to it; `path` is absolute, or taken from the workspace root."""
-        content = data.encode() if isinstance(data, str) else bytes(data)
+        content = _content(data)
         async with self._working():
             root = self._binding.workspace_root
             target = check_path(posixpath.join(root, path))
@@ -546,6 +548,15 @@ class Session:
         handle, self._handle = self._handle, None
         if handle is not None:
             await handle.close()
+
+
+def _content(data: bytes | str) -> bytes:
+    try:
+        return data.encode() if isinstance(data, str) else bytes(memoryview(data))
+    except UnicodeEncodeError as error:
+        raise SnapshotError(
+            "The text of the file holds a lone surrogate.", code=Code.INVALID_REQUEST, hint="Encode it: data=text.encode(...)."
+        ) from error
 
 
 async def _make_parents(handle: SandboxHandle, path: str) -> None:

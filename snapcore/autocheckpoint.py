@@ -22,7 +22,7 @@ from .session_options import scrubbed
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["AutoCheckpoint", "CheckpointEvery", "FailureCallback", "Failures", "Sleep", "attempted", "check_seconds"]
+__all__ = ["AutoCheckpoint", "CheckpointEvery", "FailureCallback", "Failures", "Sleep", "attempted", "check_seconds", "tell"]
 
 T = TypeVar("T")
 FailureCallback = Callable[[SnapcoreError], None]
@@ -75,26 +75,29 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
+async def tell(callback: Callable[[T], object] | None, value: T) -> None:
+    """Call back, if there is somebody to be told. By the event loop, which tells of what the callback raises and goes on."""
+    if callback is not None:
+        asyncio.get_running_loop().call_soon(callback, value)
+        await asyncio.sleep(0)  # it is the next thing that the loop does
+
+
 class Failures:
     """Keeps the newest failures of automatic captures in `kept`, and tells of each as it comes."""
 
-    def __init__(self, thread_id: str, callback: FailureCallback | None, kept: list[SnapcoreError] | None = None) -> None:
+    def __init__(self, callback: FailureCallback | None, kept: list[SnapcoreError] | None = None) -> None:
         self.kept = [] if kept is None else kept
-        self._thread_id = thread_id
         self._callback = callback
 
-    async def report(self, error: SnapcoreError) -> None:
+    async def report(self, error: SnapcoreError, thread_id: str | None) -> None:
         """Tell of a failure; a capture that was left out because another writer holds the thread is one too."""
         self.kept.append(error)
         del self.kept[:-MAX_FAILURES]
         # a thread id that holds a secret is what that error is about
-        where = "" if error.code == Code.SECRET_IN_NAME else f" of thread {printable(self._thread_id)}"
+        where = "" if thread_id is None or error.code == Code.SECRET_IN_NAME else f" of thread {printable(thread_id)}"
         what = "left out" if isinstance(error, CheckpointWriterConflictError) else "failed"
         _log.warning("An automatic checkpoint%s %s: %s [%s]", where, what, printable(str(error)), error.code)
-        if self._callback is not None:
-            # by the loop, which tells of what the callback raises and goes on; it is the next thing that it does
-            asyncio.get_running_loop().call_soon(self._callback, error)
-            await asyncio.sleep(0)
+        await tell(self._callback, error)
 
 
 @dataclass(eq=False, slots=True)
@@ -177,7 +180,7 @@ class AutoCheckpoint:
 
         found = await attempted(work())
         if isinstance(found, SnapcoreError):
-            await Failures(session.thread_id, self.on_failure, session.failures).report(found)
+            await Failures(self.on_failure, session.failures).report(found, session.thread_id)
         else:
             watch.step = session.step
 
@@ -210,7 +213,8 @@ class CheckpointEvery:
         self._seconds = check_seconds(seconds)
         self._baseline = baseline
         self._on_completion = on_completion
-        self._failures = Failures(thread_id, on_failure)
+        self._thread_id = thread_id
+        self._failures = Failures(on_failure)
         self._sleep = sleep
         self._in_turn = asyncio.Lock()
         self._failed = 0  # in a row, each of a kind that may pass
@@ -265,7 +269,7 @@ class CheckpointEvery:
         if isinstance(found, CaptureReport):
             self._took(found)
             return None
-        await self._failures.report(found)
+        await self._failures.report(found, self._thread_id)
         held = isinstance(found, CheckpointWriterConflictError)
         self._failed = self._failed + 1 if found.retryable and not held else 0
         if isinstance(found, ProviderError) and found.code in _GONE and not found.retryable:

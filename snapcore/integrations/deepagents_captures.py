@@ -1,14 +1,14 @@
 """When the files of a deepagents backend are captured: before the first call that may change them, and after every so many."""
 
 import asyncio
-import logging
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
 
-from snapcore.autocheckpoint import attempted
+from snapcore.autocheckpoint import FailureCallback, Failures, attempted
 from snapcore.errors import Code, SnapcoreError, SnapshotError
+from snapcore.model import Checkpoint
 
 from .deepagents_handle import sandbox_of
 from .langgraph_home import home_of
@@ -24,10 +24,7 @@ except ImportError as error:
 
 __all__ = ["Captures"]
 
-logger = logging.getLogger("snapcore.deepagents")
-
 T = TypeVar("T")
-MAX_FAILURES: Final = 100
 BASELINE_SECONDS: Final = 60.0  # a thread that waits may be the one that the capture is waiting for
 
 
@@ -42,7 +39,7 @@ class Captures:
         thread_id: str | None,
         root: str | None,
         every: int,
-        on_failure: Callable[[SnapcoreError], None] | None,
+        on_failure: FailureCallback | None,
         options: dict[str, Any],
     ) -> None:
         if every < 1:
@@ -51,13 +48,17 @@ class Captures:
         self._sandbox = sandbox_of(backend, root)
         self._thread_id = thread_id
         self._every = every
-        self._on_failure = on_failure
+        self._failures = Failures(on_failure)
         self._options = {"wait": 30.0, "skip_unchanged": True, **options}
         self._lock = threading.Lock()
         self._running = 0
-        self._uncovered: dict[str, int] = {}  # calls since the newest checkpoint, by thread
+        self._uncovered: dict[str | None, int] = {}  # calls since the newest checkpoint, by thread
         self._baselines: dict[str, Future[None]] = {}
-        self.failures: list[SnapcoreError] = []
+
+    @property
+    def failures(self) -> list[SnapcoreError]:
+        """What went wrong, oldest first."""
+        return self._failures.kept
 
     def around(self, call: Callable[[], T], affects: Callable[[T], bool]) -> T:
         """Make a call that may affect files, from a thread."""
@@ -104,13 +105,12 @@ class Captures:
             await self._atake(thread_id)
 
     def _thread(self) -> str | None:
+        """The thread that a call is to be captured into; None where no graph with one is running."""
         if self._thread_id is not None:
             return self._thread_id
         try:
             return thread_of(get_config())
         except (RuntimeError, SnapshotError):
-            error = SnapshotError("No graph with a thread is running.", code=Code.INVALID_REQUEST, hint="Give thread_id.")
-            self._report(error)
             return None
 
     def _enter(self, thread_id: str | None) -> tuple[Future[None], bool]:
@@ -118,9 +118,7 @@ class Captures:
         with self._lock:
             self._running += 1
             if thread_id is None:
-                done: Future[None] = Future()
-                done.set_result(None)
-                return done, False
+                return Future(), True  # which tells of it
             first = thread_id not in self._baselines
             return self._baselines.setdefault(thread_id, Future()), first
 
@@ -128,55 +126,39 @@ class Captures:
         """Whether it is time to capture."""
         with self._lock:
             self._running -= 1
-            if thread_id is None:
-                return False
-            if affected:
+            if affected and thread_id is not None:
                 self._uncovered[thread_id] = self._uncovered.get(thread_id, 0) + 1
             return self._running == 0 and self._uncovered.get(thread_id, 0) >= self._every
 
-    def _left_over(self) -> list[str]:
+    def _left_over(self) -> list[str | None]:
         with self._lock:
             return [thread_id for thread_id, count in self._uncovered.items() if count]
 
     def _take(self, thread_id: str | None, done: Future[None] | None = None) -> None:
-        assert thread_id is not None
         try:
-            self._judge(thread_id, self._home.run(self._attempted(thread_id)))
-        except SnapcoreError as error:  # no way home
-            self._report(error)
+            self._home.attempt(self._captured(thread_id), self._failures, thread_id)
         finally:
             if done is not None:
                 done.set_result(None)
 
     async def _atake(self, thread_id: str | None, done: Future[None] | None = None) -> None:
-        assert thread_id is not None
         try:
-            self._judge(thread_id, await self._home.arun(self._attempted(thread_id)))
+            await self._home.aattempt(self._captured(thread_id), self._failures, thread_id)
         finally:
             if done is not None:
                 done.set_result(None)
 
-    async def _attempted(self, thread_id: str) -> int | SnapcoreError:
-        return await attempted(self._capture(thread_id))
-
-    async def _capture(self, thread_id: str) -> int:
-        """Capture, and say how many calls that covers."""
+    async def _captured(self, thread_id: str | None) -> None:
         with self._lock:
             covered = self._uncovered.get(thread_id, 0)
-        await self._repository.capture(self._sandbox, thread_id=thread_id, **self._options)
-        return covered
-
-    def _judge(self, thread_id: str, outcome: int | SnapcoreError) -> None:
-        if isinstance(outcome, SnapcoreError):
-            self._report(outcome)
+        found = await attempted(self._capture(thread_id))
+        if isinstance(found, SnapcoreError):
+            await self._failures.report(found, thread_id)
             return
         with self._lock:
-            self._uncovered[thread_id] = max(0, self._uncovered.get(thread_id, 0) - outcome)
+            self._uncovered[thread_id] = max(0, self._uncovered.get(thread_id, 0) - covered)
 
-    def _report(self, error: SnapcoreError) -> None:
-        self.failures.append(error)
-        del self.failures[:-MAX_FAILURES]
-        if self._on_failure is None:
-            logger.warning("The workspace was not captured: %s", error)
-        else:
-            self._on_failure(error)
+    async def _capture(self, thread_id: str | None) -> Checkpoint:
+        if thread_id is None:
+            raise SnapshotError("No graph with a thread is running.", code=Code.INVALID_REQUEST, hint="Give thread_id.")
+        return await self._repository.capture(self._sandbox, thread_id=thread_id, **self._options)

@@ -1,9 +1,9 @@
 """A backend of deepagents whose files are captured as an agent changes them."""
 
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from snapcore.autocheckpoint import FailureCallback
 from snapcore.errors import Code, SnapcoreError
 
 from .deepagents_captures import Captures
@@ -145,7 +145,7 @@ def checkpointed(
     thread_id: str | None = None,
     root: str | None = None,
     every: int = 1,
-    on_failure: Callable[[SnapcoreError], None] | None = None,
+    on_failure: FailureCallback | None = None,
     **capture_options: Any,
 ) -> CheckpointedBackend:
     """`backend` with checkpoints: before the first call that may change files (`execute`, `write`, `edit`, `delete`,
@@ -153,7 +153,7 @@ def checkpointed(
 
     The thread is `thread_id`, or that of the graph whose tool makes the call. `root` is the folder in the sandbox, if it is not
     the backend's own (see `sandbox_of`). Of several calls at once the last to end captures. An unchanged workspace makes no new
-    checkpoint. A capture that fails never fails a call: `on_failure` is told, or the log, and `failures` keeps it; the next
+    checkpoint. A capture that fails never fails a call: it is logged, told to `on_failure` and kept in `failures`; the next
     call tries again. Further options are those of `Repository.capture`. `repository` as for `GraphFiles`.
 
     Raises `SnapshotError` `INVALID_REQUEST`, and `ProviderError` `NOT_CAPABLE` for a backend without a sandbox.

@@ -11,13 +11,12 @@ node, before anything else in its step has changed files, is the files as they w
 """
 
 import asyncio
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from snapcore.autocheckpoint import attempted
+from snapcore.autocheckpoint import FailureCallback, Failures, attempted
 from snapcore.errors import Code, SnapcoreError, SnapshotError
 from snapcore.model import Checkpoint
 from snapcore.restoring import Receipt
@@ -39,10 +38,6 @@ except ImportError as error:
 
 __all__ = ["Found", "GraphFiles", "Restored"]
 
-logger = logging.getLogger("snapcore.langgraph")
-
-OnFailure = Callable[[SnapcoreError], None]
-
 
 class Restored(msgspec.Struct, frozen=True):
     """What a restore for a graph checkpoint did. Unless `exact`, the files are those of the newest workspace checkpoint before it
@@ -63,7 +58,7 @@ class GraphFiles:
 
     `repository` was opened by `snapcore.open_repository`, for agents called asynchronously, or by that of `snapcore.blocking`;
     `sandbox` is an address or a handle opened on the same side. `checkpointer` is the graph's, whatever its kind; only going back
-    needs it. `on_failure` is told of automatic captures that failed, which are logged otherwise. Further options are those of
+    needs it. Automatic captures that failed are logged, told to `on_failure` and kept in `failures`. Further options are those of
     `Repository.capture`, such as `policy` and `secrets`.
 
     Methods that begin with `a` are for coroutines, their namesakes for other code.
@@ -75,15 +70,20 @@ class GraphFiles:
         sandbox: Any,
         checkpointer: "BaseCheckpointSaver[Any] | None" = None,
         *,
-        on_failure: OnFailure | None = None,
+        on_failure: FailureCallback | None = None,
         wait: float | None = 30.0,
         **capture_options: Any,
     ) -> None:
         self._repository, self._home = home_of(repository)
         self._sandbox = sandbox
         self._saver = checkpointer
-        self._on_failure = on_failure
+        self._failures = Failures(on_failure)
         self._options = {"wait": wait, **capture_options}
+
+    @property
+    def failures(self) -> list[SnapcoreError]:
+        """Automatic captures that failed, the newest 100, oldest first. None of them failed a step."""
+        return self._failures.kept
 
     # ---- capturing, inside of a node
 
@@ -93,13 +93,14 @@ class GraphFiles:
         Safe to repeat: a step that is run again finds the checkpoint of its first run. Raises what `Repository.capture` does, and
         `SnapshotError` `INVALID_REQUEST` outside of a step or without a thread.
         """
-        return await self._home.arun(self._capture(Point.of_step(config or _config()), label))
+        return await self._home.arun(self._capture(config or _config(), label))
 
     def capture(self, config: Mapping[str, Any] | None = None, *, label: str | None = None) -> Checkpoint:
         """See `acapture`."""
-        return self._home.run(self._capture(Point.of_step(config or _config()), label))
+        return self._home.run(self._capture(config or _config(), label))
 
-    async def _capture(self, point: Point, label: str | None) -> Checkpoint:
+    async def _capture(self, config: Mapping[str, Any], label: str | None) -> Checkpoint:
+        point = Point.of_step(config)
         return await self._repository.capture(
             self._sandbox, thread_id=point.thread_id, idempotency_key=point.key, label=label, **self._options
         )
@@ -120,28 +121,19 @@ class GraphFiles:
 
     def attempt(self) -> str | None:
         """`capture`, and the id of what was captured; None when it failed, which is reported."""
-        try:
-            return self._judge(self._home.run(self._attempted(Point.of_step(_config()))))
-        except SnapcoreError as error:  # no step, or no way home
-            return self._judge(error)
+        config = _config()
+        return self._home.attempt(self._attempted(config), self._failures, _thread(config))
 
     async def aattempt(self) -> str | None:
         """See `attempt`."""
-        try:
-            return self._judge(await self._home.arun(self._attempted(Point.of_step(_config()))))
-        except SnapcoreError as error:
-            return self._judge(error)
+        config = _config()
+        return await self._home.aattempt(self._attempted(config), self._failures, _thread(config))
 
-    async def _attempted(self, point: Point) -> Checkpoint | SnapcoreError:
-        return await attempted(self._capture(point, None))
-
-    def _judge(self, outcome: Checkpoint | SnapcoreError) -> str | None:
-        if isinstance(outcome, Checkpoint):
-            return outcome.id
-        if self._on_failure is None:
-            logger.warning("The workspace was not captured: %s", outcome)
-        else:
-            self._on_failure(outcome)
+    async def _attempted(self, config: Mapping[str, Any]) -> str | None:
+        found = await attempted(self._capture(config, None))
+        if isinstance(found, Checkpoint):
+            return found.id
+        await self._failures.report(found, _thread(config))
         return None
 
     def _node(self, _: Any) -> None:
@@ -207,6 +199,12 @@ def _config() -> Mapping[str, Any]:
         return get_config()
     except RuntimeError:
         return {}
+
+
+def _thread(config: Mapping[str, Any]) -> str | None:
+    """For words: captures have it from their step."""
+    thread_id = config.get("configurable", {}).get("thread_id")
+    return None if thread_id is None else str(thread_id)
 
 
 async def _aget(saver: "BaseCheckpointSaver[Any]", config: Any) -> Any:

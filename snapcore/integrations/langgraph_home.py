@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
 from snapcore import blocking
+from snapcore.autocheckpoint import Failures
 from snapcore.errors import Code, SnapcoreError, SnapshotError
 from snapcore.repository import Repository
 
@@ -14,6 +15,8 @@ __all__ = ["Home", "home_of"]
 T = TypeVar("T")
 
 _SYNC: Final = "Call the agent by its asynchronous methods (ainvoke), or open both with snapcore.blocking."
+
+_ONE_LOOP: Final = "Open it, and call the agent, in one asyncio.run."
 
 
 class Home:
@@ -31,18 +34,41 @@ class Home:
         """Run `work` at home and wait for it. `SnapshotError` `INVALID_REQUEST` when home would wait for itself, or is gone."""
         if self._loop is None:
             return blocking._loop.run(work)
-        if self._loop is _running() or not self._loop.is_running():
+        self._check_running(work)
+        if self._loop is _running():
             work.close()
             raise SnapshotError("A blocking call cannot wait for its own event loop.", code=Code.INVALID_REQUEST, hint=_SYNC)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` at home, from any loop."""
+        """Run `work` at home, from any loop. `SnapshotError` `INVALID_REQUEST` when home is gone."""
         if self._loop is None:
             return await asyncio.to_thread(self.run, work)
         if self._loop is _running():
             return await work
+        self._check_running(work)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def _check_running(self, work: Coroutine[Any, Any, Any]) -> None:
+        if self._loop is not None and not self._loop.is_running():
+            work.close()
+            raise SnapshotError("The event loop that opened the repository has ended.", code=Code.INVALID_REQUEST, hint=_ONE_LOOP)
+
+    def attempt(self, work: Coroutine[Any, Any, T], failures: Failures, thread_id: str | None) -> T | None:
+        """`run`, beside work that must not fail: that there is no way home is reported, and the result None."""
+        try:
+            return self.run(work)
+        except SnapcoreError as error:
+            blocking._loop.run(failures.report(error, thread_id))
+            return None
+
+    async def aattempt(self, work: Coroutine[Any, Any, T], failures: Failures, thread_id: str | None) -> T | None:
+        """See `attempt`."""
+        try:
+            return await self.arun(work)
+        except SnapcoreError as error:
+            await failures.report(error, thread_id)
+            return None
 
 
 def home_of(repository: Any) -> tuple[Repository, Home]:

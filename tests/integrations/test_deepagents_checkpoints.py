@@ -155,6 +155,29 @@ async def test_what_a_users_own_part_raises_fails_no_call(repo: snapcore.Reposit
     assert [type(each) for each in wrapped.failures] == [SnapshotError] * 2
 
 
+async def test_who_is_told_and_fails_fails_no_call(repo: snapcore.Repository, backend: LocalShellBackend) -> None:
+    def told(error: SnapcoreError) -> None:
+        raise BrokenPipeError
+
+    seen: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: seen.append(context["exception"]))
+    wrapped = checkpointed(backend, repo, thread_id="thread", policy="no policy", on_failure=told)
+    assert (await wrapped.awrite("/a", "1")).error is None
+    assert (await asyncio.to_thread(wrapped.write, "/b", "2")).error is None
+    assert [type(each) for each in seen] == [BrokenPipeError] * 3
+    assert len(wrapped.failures) == 3
+
+
+def test_calls_outlive_the_loop_that_opened_the_repository(backend: LocalShellBackend) -> None:
+    async def begin() -> CheckpointedBackend:
+        return checkpointed(backend, await snapcore.open_repository("memory://"), thread_id="thread")
+
+    wrapped = asyncio.run(begin())
+    assert asyncio.run(wrapped.awrite("/a", "1")).error is None
+    assert wrapped.write("/b", "2").error is None
+    assert ["loop" in str(each) and "has ended" in str(each) for each in wrapped.failures] == [True] * 3
+
+
 async def test_a_thread_that_is_held_by_another_writer_is_left_alone(
     repo: snapcore.Repository, backend: LocalShellBackend
 ) -> None:

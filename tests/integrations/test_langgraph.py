@@ -1,6 +1,8 @@
 """Files that go back with the history of real LangGraph graphs. Covers case 5 where a graph has nothing to restore (an error,
 never a restore of nothing), and case 7: another process finds the files by the thread's id."""
 
+import asyncio
+import logging
 import operator
 import subprocess
 import sys
@@ -354,6 +356,23 @@ async def test_a_failed_capture_is_reported_and_fails_no_step(repo: snapcore.Rep
     graph = two_steps(workspace, files, saver)
     assert (await graph.ainvoke({"done": []}, CONFIG))["done"] == ["first", "second"]
     assert [each.code for each in failures] == [Code.MISSING_WORKSPACE] * 2
+
+
+async def test_who_is_told_and_fails_fails_no_step(
+    repo: snapcore.Repository, workspace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told(error: SnapcoreError) -> None:
+        raise BrokenPipeError
+
+    seen: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: seen.append(context["exception"]))
+    saver = InMemorySaver()
+    files = GraphFiles(repo, str(workspace / "not there"), saver, on_failure=told)
+    with caplog.at_level(logging.WARNING, "snapcore"):
+        assert (await two_steps(workspace, files, saver).ainvoke({"done": []}, CONFIG))["done"] == ["first", "second"]
+    assert [type(each) for each in seen] == [BrokenPipeError] * 2
+    assert [each.code for each in files.failures] == [Code.MISSING_WORKSPACE] * 2
+    assert caplog.text.count("MISSING_WORKSPACE") == 2
 
 
 async def test_a_capture_that_was_asked_for_raises(repo: snapcore.Repository, workspace: Path) -> None:

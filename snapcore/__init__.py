@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .sandboxes import SandboxSpec
     from .selection import FilePolicy
     from .session import ExecOutcome, Session
+    from .transfer_export import ExportReport
     from .verification import Problem, VerifyReport
     from .workflows import StepResult, Workflow, WorkflowResult, workflow
 
@@ -101,6 +102,7 @@ _WHERE = {
     "sandboxes": ("SandboxSpec",),
     "selection": ("FilePolicy",),
     "session": ("ExecOutcome", "Session"),
+    "transfer_export": ("ExportReport",),
     "verification": ("Problem", "VerifyReport"),
     "workflows": (
         "StepResult",
@@ -126,6 +128,7 @@ __all__ = [
     "Event",
     "EventKind",
     "ExecOutcome",
+    "ExportReport",
     "Fate",
     "FilePolicy",
     "FileStat",

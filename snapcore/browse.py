@@ -12,7 +12,17 @@ from .manifest import IndexEntry, content_fields, decode_page, page_for
 from .model import Checkpoint, ContentRef, Entry, Kind, RecordType, RootState, path_key
 from .records import RecordReader
 
-__all__ = ["Diff", "DiffEntry", "diff", "entry_at", "list_entries", "open_file", "read_artifact", "read_conversation"]
+__all__ = [
+    "Diff",
+    "DiffEntry",
+    "chosen_root",
+    "diff",
+    "entry_at",
+    "list_entries",
+    "open_file",
+    "read_artifact",
+    "read_conversation",
+]
 
 PAGES_AT_ONCE: Final = 64
 CHUNKS_AT_ONCE: Final = 8
@@ -37,7 +47,8 @@ class Diff:
     removed: tuple[DiffEntry, ...]
 
 
-def _root(checkpoint: Checkpoint, name: str | None) -> RootState:
+def chosen_root(checkpoint: Checkpoint, name: str | None) -> RootState:
+    """The root of that name, or the only one. Raises `SnapshotError` `INVALID_REQUEST`."""
     roots = {r.name: r for r in checkpoint.roots}
     if name is None and len(roots) == 1:
         return checkpoint.roots[0]
@@ -67,7 +78,7 @@ async def list_entries(
     """
     reader = RecordReader(engine)
     path = path.strip(b"/")
-    pages, _ = await reader.index(_root(checkpoint, root).manifest)
+    pages, _ = await reader.index(chosen_root(checkpoint, root).manifest)
     first = page_for(pages, path) or 0
     below = path + b"/" if path else b""
     end = path_key(below) + b"\xff" * 8 if path else None
@@ -94,7 +105,7 @@ async def entry_at(engine: Engine, checkpoint: Checkpoint, path: bytes, *, root:
     """The entry at `path`. Raises `SnapshotError` `INVALID_REQUEST` when there is none."""
     reader = RecordReader(engine)
     path = path.strip(b"/")
-    pages, _ = await reader.index(_root(checkpoint, root).manifest)
+    pages, _ = await reader.index(chosen_root(checkpoint, root).manifest)
     place = page_for(pages, path)
     if place is not None:
         async for entries in _pages(reader, pages[place : place + 1]):

@@ -21,7 +21,7 @@ from .databases import has_own_database, inner_database, new_own_database, own_d
 from .engine import Engine, finish
 from .errors import Code, RepositoryError, SnapshotError, printable
 from .leases import DEFAULT_TTL
-from .model import Checkpoint, Entry, ThreadInfo, validate_path, validate_thread_id
+from .model import Checkpoint, Entry, ThreadInfo, validate_thread_id
 from .placement import refuse_own_files
 from .protocols import BlobStore, CheckpointStore, ProgressCallback, Workspace
 from .redaction import Redactor
@@ -29,6 +29,7 @@ from .redaction_hooks import RedactionHook, RedactionPattern
 from .registry import connect, load, open_blobs, open_database
 from .selection import FilePolicy
 from .sessions import Sessions
+from .transfer import Transfers, tree_paths
 
 if TYPE_CHECKING:
     from .autocheckpoint import CheckpointEvery, FailureCallback, Sleep
@@ -66,15 +67,6 @@ class RepositoryStats:
     logical_bytes: int
     raw_bytes: int
     stored_bytes: int
-
-
-def _tree_paths(paths: Sequence[bytes | str]) -> list[bytes]:
-    if isinstance(paths, str | bytes):
-        raise SnapshotError("paths must be a list of paths.", code=Code.INVALID_REQUEST, hint=f"Write paths=[{paths!r}].")
-    found = [os.fsencode(path).rstrip(b"/") for path in paths]
-    for path in found:
-        validate_path(path)
-    return found
 
 
 @contextlib.asynccontextmanager
@@ -116,7 +108,7 @@ def as_workspace(sandbox: Any, root: str | None = None) -> Workspace:
     )
 
 
-class Repository(Sessions):
+class Repository(Sessions, Transfers):
     """Open for work. Methods may be called concurrently; writers of one thread exclude each other by its lease."""
 
     def __init__(self, blobs: BlobStore, checkpoints: CheckpointStore, config: RepositoryConfig) -> None:
@@ -313,7 +305,7 @@ class Repository(Sessions):
                 roots=places,
                 redactor=redactor,
                 policy=policy,
-                paths=None if paths is None else _tree_paths(paths),
+                paths=None if paths is None else tree_paths(paths),
                 dry_run=dry_run,
                 verify=verify,
                 owners=owners,

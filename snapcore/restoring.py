@@ -21,7 +21,7 @@ from .target import LOAD_PAGES, Target, load_target
 from .ticking import ticking
 from .treeslices import slice_scan
 
-__all__ = ["Receipt", "RestorePlan", "RestoreRequest", "restore"]
+__all__ = ["Receipt", "RestorePlan", "RestoreRequest", "pinned", "restore"]
 
 PIN_SECONDS: Final = 3600.0
 SHOWN_PATHS: Final = 20
@@ -123,7 +123,7 @@ class _Restore:
             for workspace in r.roots.values():
                 guard_root(workspace.root)
         reports = ticking(r.on_progress, self._progress)
-        async with _pinned(self._engine, r.checkpoint), reports, AsyncExitStack() as stages:
+        async with pinned(self._engine, r.checkpoint), reports, AsyncExitStack() as stages:
             roots = [await self._prepare(state) for state in r.checkpoint.roots if state.name in r.roots]
             # in the order of every capture and restore, so that two of them never wait for each other
             roots.sort(key=lambda root: root.workspace.root)
@@ -415,7 +415,7 @@ async def _abort(stage: Stage) -> None:
 
 
 @asynccontextmanager
-async def _pinned(engine: Engine, checkpoint: Checkpoint) -> AsyncIterator[None]:
+async def pinned(engine: Engine, checkpoint: Checkpoint) -> AsyncIterator[None]:
     """Hold the checkpoint's records against gc. Who may only read the database has no hold: a gc then waits for its grace alone,
     and what it has freed meanwhile ends the restore before the swap."""
     roots = [root.manifest for root in checkpoint.roots]

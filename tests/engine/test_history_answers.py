@@ -86,5 +86,5 @@ async def test_a_pin_is_renewed_again_after_a_renewal_that_failed(
 
     faults.fail("renew_pin", 1)
     faults.run("renew_pin", tell, 3)
-    async with restoring._pinned(faulty._engine, (await faulty.list("t"))[0]):
+    async with restoring.pinned(faulty._engine, (await faulty.list("t"))[0]):
         await asyncio.wait_for(renewed.wait(), 20)

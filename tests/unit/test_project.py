@@ -62,6 +62,9 @@ LAYERS = (
         "target",
         "ticking",
         "trails",
+        "transfer_export",
+        "transfer_output",
+        "transfer_tar",
         "treecapture",
         "treecheck",
         "treefilter",
@@ -83,6 +86,7 @@ LAYERS = (
         "session_options",
         "session_spec",
         "sessions",
+        "transfer",
     ),
 )
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
@@ -102,6 +106,7 @@ PUBLIC = {
     "Event",
     "EventKind",
     "ExecOutcome",
+    "ExportReport",
     "Fate",
     "FilePolicy",
     "FileStat",

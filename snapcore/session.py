@@ -187,23 +187,7 @@ class Session:
             reruns = recorded.event.id if recorded is not None else self._playback.permit(operation, rerun=rerun)
             handle = await self._live()
             affects = affects and recorded is None  # what is done once more in its place has been counted
-            starting = self._event(
-                EventKind.EXEC_STARTED,
-                operation=operation,
-                outside=outside,
-                at_most_once=at_most_once,
-                reruns=reruns,
-                drops=None if recorded is not None else self._leave(operation),
-            )
-            try:
-                started = await self._recorder.append(starting)
-            except asyncio.CancelledError:
-                if self._recorder.wrote(starting):
-                    self._playback.cancelled(starting)
-                raise
-            self._playback.begin(started)
-            if recorded is None:
-                self._playback.left()
+            started = await self._begin(operation, recorded, reruns=reruns, outside=outside, at_most_once=at_most_once)
             try:
                 result = await handle.exec(
                     command,
@@ -222,22 +206,11 @@ class Session:
                     self._playback.told()
                 raise
             clean = await self._engine.run(without_secrets, self._options.redactor, result, max_output)
-            self._passed(recorded)
-            ended = await self._complete(started, clean, error=None, affects=affects)
-            if recorded is not None and recorded.event.exit_code != clean.exit_code:
-                self.warnings.append(
-                    f"Run again, {describe(operation)} ended with {clean.exit_code}, otherwise than it did before."
-                )
+            outcome = await self._ended(started, recorded, clean, affects=affects)
             await settle_output(on_output)
             await self._stepped(affects=affects)
             self._playback.told()
-            return ExecOutcome(
-                exit_code=clean.exit_code,
-                stdout=clean.stdout,
-                stderr=clean.stderr,
-                truncated=clean.truncated,
-                sequence=ended.sequence,
-            )
+            return outcome
 
     async def write_file(self, path: str, data: bytes | str) -> None:
         """Create or replace a file, and the folders that lead to it; `path` is absolute, or taken from the workspace root."""
@@ -399,6 +372,46 @@ class Session:
         if not self._playback.remaining:
             return None
         return next((c for c in reversed(kept) if c.created_at <= event.at), None) or await store.head(self.thread_id)
+
+    async def _begin(
+        self, operation: Operation, recorded: Recorded | None, *, reruns: str | None, outside: bool | None, at_most_once: bool
+    ) -> Event:
+        """Record that a command is about to be run."""
+        starting = self._event(
+            EventKind.EXEC_STARTED,
+            operation=operation,
+            outside=outside,
+            at_most_once=at_most_once,
+            reruns=reruns,
+            drops=None if recorded is not None else self._leave(operation),
+        )
+        try:
+            started = await self._recorder.append(starting)
+        except asyncio.CancelledError:
+            if self._recorder.wrote(starting):
+                self._playback.cancelled(starting)
+            raise
+        self._playback.begin(started)
+        if recorded is None:
+            self._playback.left()
+        return started
+
+    async def _ended(self, started: Event, recorded: Recorded | None, result: ExecResult, *, affects: bool) -> ExecOutcome:
+        """Record that a command came to its end, and how."""
+        self._passed(recorded)
+        ended = await self._complete(started, result, error=None, affects=affects)
+        if recorded is not None and recorded.event.exit_code != result.exit_code:
+            assert started.operation is not None
+            self.warnings.append(
+                f"Run again, {describe(started.operation)} ended with {result.exit_code}, otherwise than it did before."
+            )
+        return ExecOutcome(
+            exit_code=result.exit_code,
+            stdout=result.stdout,
+            stderr=result.stderr,
+            truncated=result.truncated,
+            sequence=ended.sequence,
+        )
 
     async def _complete(self, started: Event, result: ExecResult, *, error: str | None, affects: bool) -> Event:
         """Record how a command ended."""

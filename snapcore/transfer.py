@@ -73,9 +73,9 @@ class Transfers:
         `read`, plain or compressed by gzip, bzip2, xz or zstd.
 
         `options` are those of `capture_with_report`, with the same meaning. `workspace_root` is what the root of a tar is called
-        in the checkpoint, `/workspace` by default: absolute links into it are links inside. `max_unpacked_bytes` is how large a
-        tar may be that is compressed or comes as a stream, by default half of what is free where temporary files go: it is kept there
-        meanwhile, as one file. No member is ever unpacked.
+        in the checkpoint, `/workspace` by default: absolute links into it are links inside. A tar that is compressed or comes as
+        a stream is kept meanwhile where temporary files go, as one file of at most `max_unpacked_bytes`, by default half of what
+        is free there. No member is ever unpacked.
 
         Raises what `capture` raises, and `SnapshotError` `INVALID_ARCHIVE` for what is no tar, cut short or damaged,
         `INVALID_PATH` for members that are absolute, lead up, come twice, or lie below what is no folder, `UNSUPPORTED_ENTRY` for

@@ -15,7 +15,7 @@ try:
     from agents.sandbox.errors import SnapshotPersistError, SnapshotRestoreError
     from agents.sandbox.session.dependencies import Dependencies, DependenciesError
     from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec
-    from pydantic import field_validator, model_validator
+    from pydantic import ConfigDict, field_validator, model_validator
 except ImportError as error:
     raise RepositoryError(
         "Snapshots of the OpenAI Agents SDK need the package openai-agents, which is not installed.",
@@ -61,6 +61,7 @@ class SnapcoreSnapshot(SnapshotBase):
     repository: str | None = None
     client_dependency_key: str | None = None
 
+    model_config = ConfigDict(hide_input_in_errors=True)  # an address that is refused may hold a login
     _check_repository = field_validator("repository")(_checked_address)
 
     @model_validator(mode="after")
@@ -111,6 +112,7 @@ class SnapcoreSnapshotSpec(SnapshotSpec):
     repository: str | None = None
     client_dependency_key: str | None = None
 
+    model_config = ConfigDict(hide_input_in_errors=True)  # an address that is refused may hold a login
     _check_repository = field_validator("repository")(_checked_address)
 
     @model_validator(mode="after")

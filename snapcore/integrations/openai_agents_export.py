@@ -28,6 +28,8 @@ from snapcore.records import RecordReader
 from snapcore.redaction import Redactor
 from snapcore.target import LOAD_PAGES, load_target
 
+from .openai_agents_workspace import temporary_room
+
 __all__ = ["Export", "export_tar", "member_target", "refusal"]
 
 PIN_SECONDS: Final = 6 * 3600.0
@@ -76,7 +78,8 @@ def _stays_inside(path: bytes, target: bytes) -> bool:
 
 async def export_tar(engine: Engine, checkpoint: Checkpoint, *, reinject: Redactor | None = None) -> Export:
     """The tree of a checkpoint with one root as a tar. Every byte was checked; `reinject` puts the present values of its secrets
-    back. Raises `SnapshotError`: `INVALID_REQUEST` for several roots, `MISSING_BLOB`, `INVALID_BLOB`, `INVALID_PATH`."""
+    back. Raises `SnapshotError`: `INVALID_REQUEST` for several roots, `MISSING_BLOB`, `INVALID_BLOB`, `INVALID_PATH`;
+    `RepositoryError` `STORE_FULL` when this host has no room for it."""
     if len(checkpoint.roots) != 1:
         raise SnapshotError(
             f"Checkpoint {checkpoint.id} has {len(checkpoint.roots)} roots; a sandbox of the OpenAI Agents SDK has one.",
@@ -85,7 +88,8 @@ async def export_tar(engine: Engine, checkpoint: Checkpoint, *, reinject: Redact
     file = tempfile.TemporaryFile(prefix="snapcore-")  # noqa: SIM115 (whoever gets it closes it)
     try:
         async with _pinned(engine, checkpoint):
-            return await _Exporter(engine, checkpoint.roots[0], file, reinject).run()
+            with temporary_room():
+                return await _Exporter(engine, checkpoint.roots[0], file, reinject).run()
     except BaseException:
         file.close()
         raise

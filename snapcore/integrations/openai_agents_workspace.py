@@ -1,15 +1,17 @@
 """A workspace tar as a `Workspace`: kept in a file of this host without a name, scanned and read there, never unpacked."""
 
 import contextlib
+import errno
 import io
 import itertools
 import os
+import sqlite3
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import IO, Final, Literal
 
-from snapcore.errors import Code, ProviderError, SnapshotError
+from snapcore.errors import Code, ProviderError, RepositoryError, SnapshotError
 from snapcore.model import Capabilities, FileStat
 from snapcore.protocols import ReadBlock, SandboxClock, ScanSelection, Stage
 from snapcore.providers.threads import in_thread
@@ -17,7 +19,7 @@ from snapcore.providers.threads import in_thread
 from .openai_agents_index import TarIndex
 from .openai_agents_tar import BLOCK, TarMember, looks_like_tar, read_members
 
-__all__ = ["Archive", "TarWorkspace", "spooled"]
+__all__ = ["Archive", "TarWorkspace", "spooled", "temporary_room"]
 
 COPY_BYTES: Final = 8 << 20  # in one hop to a thread
 COPY_PIECE: Final = 1 << 20
@@ -68,10 +70,28 @@ def _copy_some(data: io.IOBase, file: IO[bytes]) -> int:
             break
         if not isinstance(piece, bytes | bytearray | memoryview):
             raise SnapshotError("The workspace archive is a stream of text, not of bytes.", code=Code.INVALID_REQUEST)
-        file.write(piece)
+        with temporary_room():
+            file.write(piece)
+            file.flush()
         copied += len(piece)
-    file.flush()
     return copied
+
+
+@contextlib.contextmanager
+def temporary_room() -> Iterator[None]:
+    """Raise `RepositoryError` `STORE_FULL` when this host has no room for a temporary file."""
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
+        number = error.sqlite_errorcode if isinstance(error, sqlite3.Error) else error.errno
+        if number not in ((sqlite3.SQLITE_FULL,) if isinstance(error, sqlite3.Error) else (errno.ENOSPC, errno.EDQUOT)):
+            raise
+        raise RepositoryError(
+            "This host has no room for the temporary files that a workspace archive takes.",
+            code=Code.STORE_FULL,
+            hint="Make room, or name another folder in TMPDIR and SQLITE_TMPDIR.",
+            retryable=True,
+        ) from error
 
 
 class TarWorkspace:
@@ -91,9 +111,10 @@ class TarWorkspace:
         index = TarIndex()
         try:
             members = read_members(archive.read_at, archive.size)
-            while await in_thread(_index_some, index, members):
-                pass
-            await in_thread(index.complete)
+            with temporary_room():
+                while await in_thread(_index_some, index, members):
+                    pass
+                await in_thread(index.complete)
             yield cls(archive, index, root)
         finally:
             index.close()

@@ -5,6 +5,7 @@ The sessions are the SDK's own on this host, the clients, states, runner and rem
 """
 
 import asyncio
+import functools
 import io
 import json
 import os
@@ -267,10 +268,11 @@ def test_a_snapshot_survives_json() -> None:
     ids=["neither", "both", "memory", "login"],
 )
 def test_a_spec_that_could_not_be_found_again_is_refused(place: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="validation error"):
-        SnapcoreSnapshotSpec(**place)
-    with pytest.raises(ValueError, match="validation error"):
-        SnapcoreSnapshot(id="thread", **place)
+    """Case 28: and a login in it is not shown."""
+    for make in (SnapcoreSnapshotSpec, functools.partial(SnapcoreSnapshot, id="thread")):
+        with pytest.raises(ValueError, match="validation error") as refused:
+            make(**place)
+        assert SECRET[:7] not in "".join(traceback.format_exception(refused.value))
 
 
 def test_a_relative_address_means_the_same_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

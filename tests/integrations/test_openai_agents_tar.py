@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ pytest.importorskip("agents")
 from agents.sandbox.util.tar_utils import UnsafeTarMemberError, safe_extract_tarfile, validate_tarfile
 
 import snapcore
-from snapcore.errors import Code, SnapcoreError, SnapshotError
+from snapcore.errors import Code, RepositoryError, SnapcoreError, SnapshotError
 from snapcore.integrations.openai_agents import PAYLOAD, SnapshotClient
 from snapcore.integrations.openai_agents_export import export_tar, refusal
+from snapcore.integrations.openai_agents_index import TarIndex
 from snapcore.model import Entry, Kind, Totals
 from snapcore.repository import Repository
 
@@ -517,6 +519,37 @@ async def test_a_failed_save_leaves_the_last_checkpoint_the_newest(client: Snaps
         assert described(stream.read())["a"][-1] == b"1"
     await client.upload("thread", io.BytesIO(archive(member("a", b"3"))))
     assert len(await client.history("thread")) == 2
+
+
+def full_disk(**options: Any) -> Any:
+    return open("/dev/full", "r+b", buffering=0)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+async def test_a_host_without_room_for_temporary_files_says_so(client: SnapshotClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    await client.upload("thread", io.BytesIO(archive(member("a", b"1"))))
+    with monkeypatch.context() as full:
+        full.setattr(tempfile, "TemporaryFile", full_disk)
+        for _ in range(2):
+            with pytest.raises(RepositoryError, match="temporary files") as caught:
+                await (client.download("thread") if _ else client.upload("thread", io.BytesIO(archive(member("a", b"2")))))
+            assert caught.value.code == Code.STORE_FULL
+            assert caught.value.retryable
+    assert len(await client.history("thread")) == 1
+
+
+async def test_a_host_without_room_for_the_index_says_so(client: SnapshotClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Small(TarIndex):
+        def __init__(self) -> None:
+            super().__init__()
+            self._database.execute("PRAGMA max_page_count = 3")
+
+    monkeypatch.setattr("snapcore.integrations.openai_agents_workspace.TarIndex", Small)
+    members = [member(f"{number:0100}", b"") for number in range(500)]
+    with pytest.raises(RepositoryError, match="temporary files") as caught:
+        await client.upload("thread", io.BytesIO(archive(*members)))
+    assert caught.value.code == Code.STORE_FULL
+    assert not await client.exists("thread")
 
 
 @pytest.mark.parametrize("data", [bytes(1024), bytes(10_240), archive(folder("."))], ids=["end-mark", "record", "root-only"])

@@ -1,15 +1,17 @@
 """Folders of this host as sandboxes: nothing isolates what runs there from the rest of the host."""
 
 import contextlib
+import errno
 import os
 import pwd
 import re
 import secrets
 import socket
+import stat
 import urllib.parse
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from snapcore.databases import data_folder
 from snapcore.errors import Code, ProviderError, SnapshotError, printable
@@ -144,10 +146,10 @@ class LocalSandbox:
             os.close(fd)
 
     async def download(self, path: str) -> AsyncIterator[bytes]:
-        """See `SandboxHandle.download`: pieces of at most 1 MiB."""
+        """See `SandboxHandle.download`: pieces of at most 1 MiB. What is no file is never waited for."""
         target = check_path(path)
         self._check_open()
-        with await in_thread(open, target, "rb") as file:
+        with await in_thread(_open_file, target) as file:
             while piece := await in_thread(file.read, PIECE):
                 yield piece
 
@@ -309,6 +311,15 @@ async def _pieces(data: bytes | AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         return
     async for piece in data:
         yield piece
+
+
+def _open_file(path: str) -> BinaryIO:
+    """Open a file to be read; a FIFO would have a reader wait for a writer."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no file", path)
+    return os.fdopen(fd, "rb")
 
 
 def _write_all(fd: int, data: bytes) -> None:

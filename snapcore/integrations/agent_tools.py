@@ -286,9 +286,11 @@ def _passes(check: Callable[..., None], *args: object) -> bool:
 
 
 def _check_name(text: str, what: str) -> None:
-    if not _passes(validate_text, text, what) or len(text) > MAX_LABEL or text != text.strip():
+    # what is shown of it has to be what it is found by
+    if not _passes(validate_text, text, what) or len(text) > MAX_LABEL or text != printable(text).strip():
         raise ToolError(
-            "INVALID_ARGUMENTS", f"{what} is a text of 1 to {MAX_LABEL} characters without control characters or space around it."
+            "INVALID_ARGUMENTS",
+            f"{what} is a text of 1 to {MAX_LABEL} characters without control or invisible characters, or space around it.",
         )
 
 

@@ -5,10 +5,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from snapcore.autocheckpoint import attempted
+from snapcore.autocheckpoint import attempted, tell
 from snapcore.capturing import CaptureReport
 from snapcore.errors import CheckpointWriterConflictError, printable
 from snapcore.repository import Repository
+
+from .tool_schemas import told
 
 __all__ = ["CheckpointReport", "StepCheckpoints"]
 
@@ -40,7 +42,8 @@ class StepCheckpoints:
     """Captures `sandbox` into a thread: a baseline, then after every `every` steps, then at the end when steps came since.
 
     A capture that fails never raises: it is reported to `on_report` and kept in `reports` (the last 100), and the next step
-    tries again. `options` are those of `Repository.capture`. Not for concurrent calls."""
+    tries again. What `on_report` raises fails nothing either. Steps are counted on from the newest that the thread has, so that
+    none names two states. `options` are those of `Repository.capture`. Not for concurrent calls."""
 
     def __init__(
         self,
@@ -63,14 +66,20 @@ class StepCheckpoints:
         self._options = dict(options or {})
         self._on_report = on_report
         self._pending = 0  # steps since the last checkpoint
-        self.steps = 0
+        self._steps = 0
+        self._earlier: int | None = None  # steps of whoever worked in the thread before; unknown until the store has answered
         self.reports: list[CheckpointReport] = []
+
+    @property
+    def step(self) -> int:
+        """The number of the latest step."""
+        return (self._earlier or 0) + self._steps
 
     async def begin(self) -> CheckpointReport | None:
         """Before a step: takes the baseline when it is the first. The step counts whatever becomes of it."""
         report = await self._capture("baseline") if self._baseline else None
         self._baseline = False
-        self.steps += 1
+        self._steps += 1
         self._pending += 1
         return report
 
@@ -86,16 +95,18 @@ class StepCheckpoints:
         found = await attempted(self._captured())
         if isinstance(found, CaptureReport):
             self._pending = 0
-            report = CheckpointReport(moment, "saved" if found.created else "unchanged", self.steps, found.checkpoint.id)
-        elif isinstance(found, CheckpointWriterConflictError):
-            report = CheckpointReport(moment, "skipped", self.steps, None, str(found.code), "Another writer holds the thread.")
+            report = CheckpointReport(moment, "saved" if found.created else "unchanged", self.step, found.checkpoint.id)
         else:
-            report = CheckpointReport(moment, "failed", self.steps, None, str(found.code), printable(found.message))
+            outcome: Literal["skipped", "failed"] = "skipped" if isinstance(found, CheckpointWriterConflictError) else "failed"
+            word, message, _ = told(found)
+            report = CheckpointReport(moment, outcome, self.step, None, word, printable(message))
         self.reports = [*self.reports[1 - MAX_REPORTS :], report]
-        if self._on_report is not None:
-            self._on_report(report)
+        await tell(self._on_report, report)
         return report
 
     async def _captured(self) -> CaptureReport:
-        options = {"skip_unchanged": True, "step": self.steps, **self._options, "thread_id": self._thread_id}
+        if self._earlier is None:
+            steps = (checkpoint.step for checkpoint in await self._repo.list(self._thread_id))
+            self._earlier = max((step for step in steps if step is not None), default=0)
+        options = {"skip_unchanged": True, "step": self.step, **self._options, "thread_id": self._thread_id}
         return await self._repo.capture_with_report(self._sandbox, **options)

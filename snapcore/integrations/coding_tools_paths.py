@@ -12,13 +12,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from snapcore.errors import Code, ProviderError
+from snapcore.errors import Code, ProviderError, printable
 from snapcore.providers.folders import is_stage_name
-from snapcore.sandboxes import SandboxHandle
+from snapcore.sandboxes import ExecResult, SandboxHandle
 
 from .tool_schemas import ToolError, shown_path
 
-__all__ = ["Listed", "Place", "assign", "list_folder", "resolve", "set_mode"]
+__all__ = ["Listed", "Place", "assign", "last_words", "list_folder", "resolve", "set_mode"]
 
 MAX_PATH: Final = 4_000
 MAX_LISTING: Final = 192 << 10  # bytes of names and stats, before they are in hexadecimal digits
@@ -68,6 +68,7 @@ while :; do
         [ "$hops" -le 40 ] || end loop
         to=$(readlink "./$part"; echo .)
         to=${to%??}
+        case $rest in */*) slash=/;; *) slash=;; esac
         case $to in
         /*)
             case $to/ in
@@ -77,7 +78,7 @@ while :; do
             esac
             cd -P -- "${top:-/}" 2>/dev/null || end closed;;
         esac
-        rest=$to/$more
+        rest=$to$slash$more
     elif [ -d "./$part" ]; then
         cd -P "./$part" 2>/dev/null || end closed
         inside || end outside
@@ -85,6 +86,7 @@ while :; do
     else
         while [ "${more#/}" != "$more" ]; do more=${more#/}; done
         if [ -z "$more" ]; then
+            case $rest in */*) end nofolder;; esac
             base=$part
             break
         fi
@@ -233,7 +235,7 @@ async def _run(handle: SandboxHandle, last: str, token: str, path: bytes, *, mak
     done = await handle.exec(["sh", "-c", script], timeout=SCRIPT_SECONDS, max_output=SCRIPT_OUTPUT)
     _, found, answer = done.stdout.decode("ascii", "replace").partition(f"{token} ")
     if not found or done.truncated:
-        said = shown_path(done.stderr.strip()[-200:]) if done.stderr.strip() else "nothing"
+        said = last_words(done) or "nothing"
         raise ProviderError(f"The sandbox's shell could not look up a path; it said {said}.", code=Code.NOT_CAPABLE)
     return answer
 
@@ -273,6 +275,11 @@ def assign(name: str, value: bytes) -> str:
     """A line of `sh` that sets a variable to any bytes, itself in ASCII: the way to the sandbox may be text."""
     octal = "".join(f"\\0{byte:03o}" for byte in value)
     return f"{name}=$(printf '%b.' '{octal}')\n{name}=${{{name}%.}}\n"
+
+
+def last_words(done: ExecResult) -> str:
+    """The last line that a script wrote to stderr, whole: whoever shortens it takes out secrets first."""
+    return printable(done.stderr.strip().rpartition(b"\n")[2])
 
 
 def _bytes(text: str) -> bytes:

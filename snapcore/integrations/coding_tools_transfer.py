@@ -7,7 +7,7 @@ from typing import Final
 
 from snapcore.sandboxes import ExecResult, SandboxHandle
 
-from .coding_tools_paths import Place, assign
+from .coding_tools_paths import Place, assign, last_words
 from .tool_schemas import ToolError, shown_path
 
 __all__ = ["read_pieces", "write_whole"]
@@ -65,7 +65,7 @@ def _by_pipe(handle: SandboxHandle, place: Place) -> bool:
 
 def _check(done: ExecResult, place: Place) -> None:
     if done.exit_code:
-        raise ToolError("SYSTEM", f"{shown_path(place.relative)}: {shown_path(done.stderr.strip()[-200:])}.")
+        raise ToolError("SYSTEM", f"{shown_path(place.relative)}: {last_words(done)}.")
     if done.truncated:
         raise ToolError("TOO_LARGE", f"{shown_path(place.relative)} has more than {MAX_PIPED:,} bytes.", "Use exec.")
 

@@ -10,7 +10,14 @@ from typing import Any, Final
 
 import msgspec
 
-from snapcore.errors import CheckpointWriterConflictError, Code, SnapcoreError, printable
+from snapcore.errors import (
+    CheckpointConflictError,
+    CheckpointWriterConflictError,
+    CheckpointWriterLostError,
+    Code,
+    SnapcoreError,
+    printable,
+)
 from snapcore.redaction import NO_REDACTION, Redactor
 
 __all__ = [
@@ -23,14 +30,22 @@ __all__ = [
     "chat_tools",
     "responses_tools",
     "shown_path",
+    "told",
 ]
 
 MAX_ARGUMENTS: Final = 16 << 20  # bytes of JSON
 MAX_SHOWN_PATH: Final = 1_024
 MAX_LIST: Final = 32 << 10
 MAX_MESSAGE: Final = 2_000
+MAX_NUMBER: Final = 1 << 53  # that JSON carries exactly everywhere
 
 Handler = Callable[[Any], Awaitable[dict[str, Any]]]
+
+_OF_THREADS: Final = (
+    (CheckpointWriterConflictError, "Another writer holds the thread."),
+    (CheckpointWriterLostError, "Another writer has taken the thread over; nothing was saved."),
+    (CheckpointConflictError, "The thread has moved on meanwhile; nothing was saved."),
+)
 
 
 class ToolError(SnapcoreError):
@@ -76,6 +91,8 @@ class Tool(msgspec.Struct, frozen=True):
         given = _read(arguments)
         try:
             parsed = msgspec.convert(given, self.arguments)
+            if any(isinstance(value, int) and abs(value) > MAX_NUMBER for value in msgspec.structs.astuple(parsed)):
+                raise self._refused("a number is too large")
             msgspec.json.encode(parsed)  # no lone surrogate, which is no text
         except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
             raise self._refused("a text holds a lone surrogate" if isinstance(error, UnicodeError) else str(error)) from None
@@ -182,37 +199,49 @@ class Toolset:
         Whatever a model can send, and whatever fails in the sandbox or the store, is answered by a result; a cancelled call is
         cancelled, and what it had begun in the sandbox ended."""
         try:
-            if name not in self._handlers:
+            if not isinstance(name, str) or name not in self._handlers:
                 known = ", ".join(self._handlers)
                 raise ToolError("UNKNOWN_TOOL", f"There is no tool {printable(str(name))[:100]!r}.", f"There are: {known}.")
             tool, handler = self._handlers[name]
             return self._result(name, await handler(tool.parse(arguments)))
         except SnapcoreError as error:
-            word, message, hint = _told(error)
+            word, message, hint = told(error)
             hint = f"{hint} Trying again can help.".strip() if error.retryable else hint
             return self._failed(name, word, message, hint, error.fields if isinstance(error, ToolError) else {})
         except OSError as error:
             return self._failed(name, "SYSTEM", error.strerror or str(error), "", {})
 
     def _failed(self, name: str, word: str, message: str, hint: str, fields: Mapping[str, Any]) -> ToolResult:
-        value = {"error": word, "message": printable(message)[:MAX_MESSAGE], "hint": printable(hint)[:MAX_MESSAGE]}
+        # secrets first: a cut must not leave a part of one
+        shown = [printable(self._redactor.scrub_text(text))[:MAX_MESSAGE] for text in (message, hint)]
+        value = {"error": word, "message": shown[0], "hint": shown[1]}
         return self._result(name, {**value, **fields}, is_error=True)
 
     def _result(self, name: str, value: dict[str, Any], *, is_error: bool = False) -> ToolResult:
         return ToolResult(printable(str(name)), self._redactor.redact_json(value), is_error)
 
 
-def _told(error: SnapcoreError) -> tuple[str, str, str]:
-    """What a model is told of an error: word, message, hint. Not who else is at work, and where."""
-    if isinstance(error, CheckpointWriterConflictError):
-        return str(error.code), "Another writer holds the thread.", ""
-    return error.word if isinstance(error, ToolError) else str(error.code), error.message, error.hint
+def told(error: SnapcoreError) -> tuple[str, str, str]:
+    """What a model is told of an error: word, message, hint. Not which thread it is, and not who else is at work, and where."""
+    if isinstance(error, ToolError):
+        return error.word, error.message, error.hint
+    for kind, message in _OF_THREADS:
+        if isinstance(error, kind):
+            return str(error.code), message, ""
+    if error.code == Code.MISSING_CHECKPOINT:
+        return str(error.code), "The checkpoint is not there any more.", ""
+    return str(error.code), error.message, error.hint
 
 
 def shown_path(path: bytes) -> str:
-    """A path for a model: text, odd bytes escaped (`caf\\xe9`), a very long one shortened in front; the root is `.`."""
+    """A path for a model: text, odd bytes escaped (`caf\\xe9`), a very long one shortened in front; the root is `.`.
+
+    It is shortened by whole names (255 bytes at the most), so that no part of a secret stays that was whole before."""
     text = printable(path) or "."
-    return text if len(text) <= MAX_SHOWN_PATH else "..." + text[-MAX_SHOWN_PATH:]
+    if len(text) <= MAX_SHOWN_PATH:
+        return text
+    _, slash, whole = text[-MAX_SHOWN_PATH:].partition("/")
+    return f"...{slash}{whole}"
 
 
 def bounded(items: Sequence[str], most: int = 200) -> dict[str, Any]:

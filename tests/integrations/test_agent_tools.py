@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import snapcore
-from snapcore.errors import SnapshotError
+from snapcore.errors import CheckpointConflictError, CheckpointWriterLostError, SnapshotError
+from snapcore.history import missing
 from snapcore.integrations.agent_tools import MAX_READ, AgentTools
 from snapcore.integrations.tool_schemas import ToolResult
 from snapcore.model import Checkpoint, Holder
@@ -250,7 +251,7 @@ async def test_an_empty_thread_has_no_latest(tools: AgentTools) -> None:
 # -------------------------------------------------------------------------------------------- what is refused, and how
 
 
-BAD_NAMES = ["", " ", " x", "x ", "a\nb", "a\0b", "\x7f", "x" * 101]
+BAD_NAMES = ["", " ", " x", "x ", "a\nb", "a\0b", "\x7f", "\u202etxt", "final\u200b", "x" * 101]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -283,6 +284,7 @@ async def test_artifacts_are_few_and_small(tools: AgentTools, repo: Repository) 
         ("checkpoint_save", "{'label': 'x'}"),
         ("checkpoint_list", {"limit": "all"}),
         ("checkpoint_list", []),
+        ("checkpoint_list", {"limit": 10**5_000}),
         ("checkpoint_diff", {}),
         ("checkpoint_diff", {"before": ["latest"]}),
         ("checkpoint_fork", {"checkpoint": "latest", "to": "theirs"}),
@@ -348,16 +350,13 @@ async def test_a_long_artifact_is_read_in_parts(tools: AgentTools, repo: Reposit
 async def test_a_flipped_bit_in_an_artifact_is_found(tools: AgentTools, tmp_path: Path) -> None:
     await tools.save(artifacts={"report": secrets.token_hex(40_000)})
     assert "text" in value(await tools.read_artifact("latest", "report"))
-    packs = [path for path in (tmp_path / "repo").rglob("*") if path.is_file() and path.stat().st_size > 30_000]
-    flipped = 0
+    packs = [path for path in (tmp_path / "repo/packs").rglob("*") if path.is_file() and path.stat().st_size > 30_000]
     for pack in packs:
-        if "db" not in pack.name:
-            data = bytearray(pack.read_bytes())
-            data[len(data) // 2] ^= 1
-            pack.chmod(0o600)
-            pack.write_bytes(data)
-            flipped += 1
-    assert flipped
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 2] ^= 1
+        pack.chmod(0o600)
+        pack.write_bytes(data)
+    assert packs
     damaged = await tools.read_artifact("latest", "report")
     assert error(damaged) == "INVALID_BLOB"
     assert "text" not in damaged.value
@@ -404,6 +403,35 @@ async def test_secrets_are_neither_saved_nor_shown(repo: Repository, root: Path)
     assert part["text"] == "x" * (MAX_READ - 8) + "{secret:"
     data = value(await hidden.read_artifact("latest", "data"))
     assert base64.b64decode(data["base64"]) == b"\xff" + b"\0" * len(TOKEN)
+
+
+async def test_where_a_long_path_is_cut_no_part_of_a_secret_stays(repo: Repository, root: Path) -> None:
+    """Case 28."""
+    hidden = AgentTools(repo, "mine", LocalSandbox(root), secrets={"TOKEN": TOKEN})
+    await saved(hidden)
+    for shown in (6, 12, 18):  # characters of the token that a cut at 1,024 would leave
+        below = "/".join(letter * 200 for letter in "bcdef")
+        (root / f"{shown} of {TOKEN}" / below[: 1_023 - shown]).mkdir(parents=True)
+    preview = await hidden.restore_preview()
+    assert value(preview)["removes"]["count"] > 10
+    assert "/" + "b" * 200 in preview.content
+    assert not any(TOKEN[-length:] in preview.content for length in (6, 12, 18))
+
+
+async def test_whoever_loses_the_thread_in_a_call_is_not_told_its_name(repo: Repository, root: Path) -> None:
+    for failure, word in (
+        (CheckpointWriterLostError("The lease on thread 'mine' was taken over."), "WRITER_LOST"),
+        (CheckpointConflictError("Thread 'mine' has moved on.", hint="See mine."), "STALE_HEAD"),
+        (missing("mine", "0123"), "MISSING_CHECKPOINT"),
+    ):
+
+        def fails(path: str, kind: str, failure: Exception = failure) -> bool:
+            raise failure
+
+        tools = AgentTools(repo, "mine", LocalSandbox(root), capture={"policy": snapcore.FilePolicy(exclude=fails)})
+        told = await tools.save()
+        assert error(told) == word
+        assert "mine" not in told.content
 
 
 async def test_the_developers_options_go_with_each_call(repo: Repository, root: Path) -> None:

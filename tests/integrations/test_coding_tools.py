@@ -288,6 +288,38 @@ async def test_what_is_no_file_is_neither_read_nor_replaced(tools: CodingTools, 
         assert error(await tools.read_file(path)) == "INVALID_PATH"
 
 
+async def test_a_path_that_ends_in_a_slash_is_a_folder(tools: CodingTools, root: Path) -> None:
+    """As it is for every program: a model that wants a folder gets no file of its name."""
+    (root / "file").write_text("x")
+    (root / "folder").mkdir()
+    (root / "to-folder").symlink_to("folder")
+    (root / "to-file").symlink_to("file")
+    for path in ("file/", "to-file/", "new/"):
+        assert error(await tools.write_file(path, "y")) == "NOT_A_FOLDER"
+        assert error(await tools.read_file(path)) == "NOT_A_FOLDER"
+    assert value(await tools.read_file("to-file"))["content"] == "x"
+    for path in ("folder/", "to-folder//"):
+        assert value(await tools.list(path))["path"] == "folder"
+    assert sorted(os.listdir(root)) == ["file", "folder", "to-file", "to-folder"]
+
+
+async def test_a_fifo_that_takes_a_files_place_is_not_waited_for(root: Path) -> None:
+    """Case 41 between the look-up and the reading: a thread that waits there could not even be cancelled."""
+
+    class Planted(LocalSandbox):
+        def download(self, path: str) -> AsyncIterator[bytes]:
+            os.unlink(path)
+            os.mkfifo(path)
+            return super().download(path)
+
+    (root / "log").write_text("x")
+    reading = asyncio.create_task(CodingTools(Planted(root)).read_file("log"))
+    done, _ = await asyncio.wait([reading], timeout=30)
+    if not done:
+        os.close(os.open(root / "log", os.O_WRONLY))  # a waiting thread goes on
+    assert error(await reading) == "SYSTEM"
+
+
 async def test_the_folder_of_a_running_restore_is_not_there(tools: CodingTools, root: Path) -> None:
     (root / ".snapcore-stage").mkdir()
     (root / ".snapcore-stage/file").write_text("half")
@@ -376,6 +408,24 @@ async def test_secrets_never_reach_the_model(tools: CodingTools, root: Path) -> 
     assert value(seen[0])["content"] == "a\nkey={secret:TOKEN}\nhex={secret:TOKEN}\nb\n"
 
 
+async def test_where_a_long_message_is_cut_no_part_of_a_secret_stays(root: Path) -> None:
+    class Gone(LocalSandbox):
+        """Its files vanish between the look-up and the reading."""
+
+        async def exec(self, command: Any, **options: Any) -> Any:
+            if "exec cat" in str(command):
+                os.unlink(name)
+            return await super().exec(command, **options)
+
+    for length in (120, 160, 180):
+        name = os.fsencode(root) + f"/{TOKEN}".encode() + b"\xff" + b"n" * length
+        Path(os.fsdecode(name)).write_text("x")
+        shown = await CodingTools(Gone(root), secrets={"TOKEN": TOKEN}).read_file(f"{TOKEN}\\xff{'n' * length}")
+        assert error(shown) == "SYSTEM"
+        assert "{secret:TOKEN}" in shown.value["message"]
+        assert TOKEN[-4:] not in shown.content
+
+
 async def test_the_placeholder_of_a_secret_is_never_written_over_it(tools: CodingTools, root: Path) -> None:
     (root / "config").write_text(f"key={TOKEN}\nmode=a\n")
     content = value(await tools.read_file("config"))["content"]
@@ -407,6 +457,9 @@ BAD_CALLS: list[tuple[str, object]] = [
     ("read_file", {"path": "a", "start_line": True}),
     ("read_file", {"path": "a", "start_line": 1.5}),
     ("read_file", {"path": "a", "max_lines": 10**30}),
+    ("read_file", {"path": "a", "start_line": 10**5_000}),
+    ("exec", {"command": "ls", "timeout_seconds": -(10**400)}),
+    ("exec", f'{{"command": "ls", "timeout_seconds": -{10**400}}}'),
     ("read_file", {"path": "a", "thread_id": "other"}),
     ("read_file", {1: 2}),
     ("read_file", 7),
@@ -429,6 +482,11 @@ async def test_whatever_a_model_sends_is_answered(name: str, arguments: object, 
     assert error(result) in ("INVALID_ARGUMENTS", "UNKNOWN_TOOL")
     assert len(result.content) < 2_000
     assert os.listdir(root) == ["a"]
+
+
+@pytest.mark.parametrize("name", [["read_file"], {"name": "read_file"}, None, 7])
+async def test_a_name_that_is_no_text_is_answered(name: Any, root: Path) -> None:
+    assert error(await CodingTools(LocalSandbox(root)).dispatch(name, {})) == "UNKNOWN_TOOL"
 
 
 async def test_arguments_come_as_text_or_as_an_object(root: Path) -> None:

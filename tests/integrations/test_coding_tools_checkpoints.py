@@ -124,6 +124,33 @@ async def test_an_option_that_breaks_a_capture_fails_no_call(repo: Repository, r
         assert result.value["checkpoint"]["outcome"] == "failed"
 
 
+async def test_who_is_told_and_fails_fails_no_call(repo: Repository, root: Path) -> None:
+    """Such as a terminal that was closed."""
+    failures: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context["exception"]))
+
+    def told(report: CheckpointReport) -> None:
+        raise BrokenPipeError
+
+    async with CodingTools(LocalSandbox(root), repo, thread_id="t", every=1, on_checkpoint=told) as tools:
+        assert not (await tools.write_file("a", "1")).is_error
+    assert outcomes(tools) == [("baseline", "saved"), ("step", "saved")]
+    assert [type(failure) for failure in failures] == [BrokenPipeError] * 2
+
+
+async def test_steps_are_counted_on_by_whoever_goes_on_with_a_thread(repo: Repository, root: Path) -> None:
+    """Such as after a crash: a step names one state of the thread."""
+    for names in ("abc", "def"):
+        async with CodingTools(LocalSandbox(root), repo, thread_id="t", every=2) as tools:
+            for name in names:
+                await tools.write_file(name, name)
+        await repo.capture(str(root), thread_id="t", label="by hand")
+    assert [step for step, _ in await held(repo, "t")] == [0, 2, 3, None, 5, 6, None]
+    assert [report.step for report in tools.reports] == [3, 5, 6]
+    fork = await repo.fork("t", to_thread_id="u", at_step=3)
+    assert [os.fsdecode(entry.path) async for entry in repo.ls(fork) if entry.path] == ["a", "b", "c", "start"]
+
+
 async def test_a_thread_that_another_writer_holds_is_passed_over(repo: Repository, root: Path) -> None:
     grant = await repo.checkpoints.acquire_writer("t", ttl=600)
     async with CodingTools(LocalSandbox(root), repo, thread_id="t", every=1) as tools:

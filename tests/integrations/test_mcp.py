@@ -306,6 +306,20 @@ def test_quiet_says_nothing(repo: Path, root: Path) -> None:
         assert raw.end() == (0, b"", "")
 
 
+def test_a_client_that_closes_stderr_loses_no_call(repo: Path, root: Path) -> None:
+    with raw_client(repo, "--sandbox", str(root), "--coding", "--every", "1") as raw:
+        assert raw.process.stderr is not None
+        assert raw.process.stdin is not None
+        raw.process.stderr.close()
+        raw.initialize()
+        raw.call(1, "write_file", {"path": "b", "content": "b1"})
+        assert raw.receive()["result"]["structuredContent"]["checkpoint"]["outcome"] == "saved"
+        raw.process.stdin.close()
+        assert raw.process.wait(DEADLINE) == 0
+    assert (root / "b").read_text() == "b1"
+    assert checkpoints(repo, "mine") == 2
+
+
 def test_a_client_that_goes_away_ends_the_server_and_its_commands(repo: Path, root: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "begun")
     with raw_client(repo, "--sandbox", str(root), "--coding") as raw:

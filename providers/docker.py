@@ -8,7 +8,7 @@ import re
 import tempfile
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Final
 
 from snapcore.errors import Code, ProviderError, SnapshotError, printable
@@ -119,6 +119,7 @@ class DockerSandbox:
         image without `sh` a command that takes too long is left behind, not ended."""
         words = argument_list(command)
         check_environment(environment or {})
+        _check_text((*words, *(environment or {}).values(), cwd or "", user or ""))
         self._check_open()
         if self._has_shell:
             words = ["sh", "-c", SAYS_PID + RUN, "sh", "" if cwd else self._root, *words]
@@ -468,6 +469,19 @@ def _one_file(name: str, spool: "IO[bytes] | tempfile.SpooledTemporaryFile[bytes
     while piece := spool.read(PIECE):
         yield piece
     yield padding(size) + TAR_END
+
+
+def _check_text(texts: Iterable[str]) -> None:
+    """Refuse bytes that are no text, which the engine would replace: its requests are JSON."""
+    try:
+        for text in texts:
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise SnapshotError(
+            "A command for a Docker container is text, and this holds bytes that are none.",
+            code=Code.INVALID_REQUEST,
+            hint="Pass them on stdin, or written by the shell: printf '\\377'.",
+        ) from error
 
 
 def _checked_name(name: str) -> str:

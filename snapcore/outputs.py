@@ -57,17 +57,19 @@ async def settle_output(target: "OutputCallback | Writable | None") -> None:
 def without_secrets(redactor: Redactor, result: ExecResult, limit: int) -> ExecResult:
     """A result without secrets and with at most `limit` bytes of each output.
 
-    It was asked for with `limit` and `Redactor.reach` bytes: where an output was cut, the part of a secret that may be left
-    before the cut goes with the last bytes.
+    It was asked for with `limit` and `Redactor.reach` bytes: where an output was cut on the way, the part of a secret that may be
+    left before the cut goes with the last bytes.
     """
-    long = len(result.stdout) > limit or len(result.stderr) > limit
+    asked = limit + redactor.reach
+    full = len(result.stdout) >= asked or len(result.stderr) >= asked
 
     def clean(data: bytes) -> bytes:
         text = redactor.scrub_bytes(data)
         # when neither is that long, the provider cut one of them itself, and does not say which
-        cut = len(data) > limit if long else result.truncated
-        return text[: max(len(text) - redactor.reach, 0)][:limit] if cut else text
+        cut = len(data) >= asked if full else result.truncated
+        return text[: max(len(text) - redactor.reach, 0)][:limit] if cut else text[:limit]
 
+    long = len(result.stdout) > limit or len(result.stderr) > limit
     return ExecResult(result.exit_code, clean(result.stdout), clean(result.stderr), result.truncated or long)
 
 

@@ -33,11 +33,14 @@ __all__ = [
     "check_environment",
     "check_path",
     "check_place",
+    "check_result",
+    "check_sandbox",
     "lacks",
     "refuse_options",
     "run_hooks",
 ]
 
+_MOST: Final = (1 << 63) - 1
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 OutputCallback = Callable[[str, bytes], None]
@@ -257,8 +260,8 @@ async def run_hooks(hooks: Iterable[Hook], handle: SandboxHandle, undo: Callable
 
 
 def argument_list(command: Sequence[str] | str) -> list[str]:
-    """The arguments of a command, a text as `sh -c` takes it. Raises `SnapshotError` `INVALID_REQUEST` for an empty command and for
-    what no system can pass on: a NUL, a lone surrogate that stands for no byte."""
+    """The arguments of a command, a text as `sh -c` takes it. Raises `SnapshotError` `INVALID_REQUEST` for an empty command, and
+    for what no system can pass on: a NUL, a lone surrogate that stands for no byte."""
     words = ["sh", "-c", command] if isinstance(command, str) else list(command)
     if not words or not words[0] or command == "":
         raise SnapshotError("There is no command to run.", code=Code.INVALID_REQUEST)
@@ -289,6 +292,25 @@ def check_path(path: str) -> str:
     if not path.startswith("/") or not _can_be_passed(path):
         raise SnapshotError(f"{printable(path)!r} is not an absolute path.", code=Code.INVALID_REQUEST)
     return "/" + posixpath.normpath(path).lstrip("/")
+
+
+def check_result(result: ExecResult, provider: str) -> ExecResult:
+    """What a handle said of how a command ended, with bytes that nobody changes. Raises `ProviderError` for what is no result."""
+    code: object = result.exit_code
+    if not isinstance(code, int) or not -_MOST <= code <= _MOST:
+        raise ProviderError(f"{provider} gave no exit code of the command.", hint="Nobody knows how it ended.")
+    if not all(isinstance(data, bytes | bytearray | memoryview) for data in (result.stdout, result.stderr)):
+        raise ProviderError(f"{provider} gave no bytes as the output of the command.", hint="Nobody knows how it ended.")
+    return ExecResult(int(code), bytes(result.stdout), bytes(result.stderr), bool(result.truncated))
+
+
+def check_sandbox(handle: SandboxHandle, binding: Binding) -> None:
+    """Raise `ProviderError` when what was opened is another sandbox than was asked for."""
+    if handle.sandbox_id != binding.sandbox_id:
+        raise ProviderError(
+            f"Asked for the sandbox {printable(binding.sandbox_id)}, {printable(binding.provider)} opened"
+            f" {printable(handle.sandbox_id)}; nothing was done in it."
+        )
 
 
 def _can_be_passed(text: str) -> bool:

@@ -31,6 +31,8 @@ from .sandboxes import (
     check_environment,
     check_path,
     check_place,
+    check_result,
+    check_sandbox,
     lacks,
     run_hooks,
 )
@@ -189,7 +191,7 @@ class Session:
             affects = affects and recorded is None  # what is done once more in its place has been counted
             started = await self._begin(operation, recorded, reruns=reruns, outside=outside, at_most_once=at_most_once)
             try:
-                result = await handle.exec(
+                given = await handle.exec(
                     command,
                     stdin=stdin,
                     cwd=cwd,
@@ -199,6 +201,7 @@ class Session:
                     on_output=sink,
                     max_output=max_output + self._options.redactor.reach,
                 )
+                result = check_result(given, self._provider.name)
             except SnapcoreError as error:
                 if error.code in _ENDED:
                     self._passed(recorded)
@@ -442,9 +445,12 @@ class Session:
             # first: a worker that was superseded must not wake it
             await self._recorder.append(self._event(EventKind.OPENED, binding=self._binding, spec=self._spec))
             handle = await finish(self._provider.open(self._binding), undo=_close)
-            await run_hooks(self._options.on_open, handle, handle.close)
+            await run_hooks((self._same, *self._options.on_open), handle, handle.close)
             self._handle = handle
         return self._handle
+
+    async def _same(self, handle: SandboxHandle) -> None:
+        check_sandbox(handle, self._binding)
 
     async def _pause_locked(self) -> None:
         if self._handle is None:

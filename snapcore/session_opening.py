@@ -18,7 +18,7 @@ from .playback import Playback
 from .protocols import Workspace
 from .recording import Recorder, claim_thread, new_event_id
 from .replay import Ledgers, Line, Replay, describe
-from .sandboxes import SandboxHandle, SandboxProvider, SandboxSpec, run_hooks
+from .sandboxes import SandboxHandle, SandboxProvider, SandboxSpec, check_sandbox, run_hooks
 from .session import Session
 from .session_options import SessionOptions, root_requests, scrubbed
 from .session_spec import choose_spec, is_of, refuse_binding, refuse_secrets, spec_record
@@ -202,11 +202,12 @@ async def _reopened(
         gone = Event(id=new_event_id(), kind=EventKind.CLOSED, sandbox_id=present.sandbox_id, destroyed=True)
         await recorder.append(gone)
         return None
-    line = await ledgers.present(recorder.claim.thread_id, present.sandbox_id)
     record = present.spec or SpecRecord()
     if options.roots is not None:
         record = msgspec.structs.replace(record, roots=dict(options.roots))
     try:
+        check_sandbox(handle, present.binding)
+        line = await ledgers.present(recorder.claim.thread_id, present.sandbox_id)
         uncertain = await ledgers.uncertain(recorder.claim.thread_id, line)
         await run_hooks(options.on_open, handle, _nothing)
         await recorder.append(_event(EventKind.OPENED, handle, spec=record, step=line.step))
@@ -253,6 +254,7 @@ async def _new_sandbox(
         handle = await finish(provider.create(spec), undo=remove)
     try:
         refuse_binding(options.redactor, handle.binding)
+        check_sandbox(handle, handle.binding)
         yield handle, snapshot
     except BaseException as error:
         try:

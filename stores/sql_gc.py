@@ -143,8 +143,10 @@ def move_records(tx: Transaction, run: Maintenance, mark: int, pack: PackWrite, 
 
 
 def sweep(tx: Transaction, run: Maintenance, grace: int, limit: int) -> list[str]:
-    """Set packs that were condemned `grace` microseconds ago or earlier to `deleting`, and drop the rows of their records."""
+    """Set packs that were condemned `grace` microseconds ago or earlier to `deleting`, and drop the rows of their records. Leases
+    that ran out as long ago go, too: nobody asks again for those of threads that were made up for one commit."""
     check(tx, run)
+    tx.connection.execute(delete(_LEASES).where(_LEASES.c.expires_at <= tx.now - grace))
     left = list(tx.connection.scalars(select(_PACKS.c.pack_id).where(_PACKS.c.state == PackState.DELETING).limit(limit)))
     due = tx.connection.execute(
         select(_PACKS.c.number, _PACKS.c.pack_id)

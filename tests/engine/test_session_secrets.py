@@ -239,3 +239,16 @@ async def test_what_a_pattern_finds_is_redacted_too(repo: Repository, provider: 
         await session.checkpoint(key)
     for path in (tmp_path / "repo").rglob("*"):
         assert not path.is_file() or key.encode() not in path.read_bytes()
+
+
+async def test_an_output_that_came_whole_is_kept_up_to_its_limit_however_long_a_secret_may_be(
+    repo: Repository, provider: LocalProvider
+) -> None:
+    wide = RedactionPattern("KEY", rb"key-[0-9]{1,60000}", max_match=60_000)
+    async with await repo.session(provider, thread_id="t", patterns=[wide]) as session:
+        done = await session.exec("echo key-123; seq 1000; echo key-456 >&2", max_output=2000)
+        assert (len(done.stdout), done.truncated) == (2000, True)
+        assert done.stdout.startswith(b"{secret:KEY}\n1\n2\n")
+        assert done.stderr == b"{secret:KEY}\n"
+        done = await session.exec("printf key-; head -c 100000 /dev/zero | tr '\\0' 7", max_output=2000)
+        assert b"777" not in done.stdout

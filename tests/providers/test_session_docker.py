@@ -337,3 +337,20 @@ async def test_environment_user_and_hooks_reach_the_container(repo: Repository, 
         done = await session.exec('id -un; echo "$A $B"; cat made', environment={"B": "2"})
         assert done.stdout == b"dev\n1 2\nby the hook\n"
         assert (await session.exec("id -un", user="root")).stdout == b"root\n"
+
+
+async def test_bytes_that_are_no_text_are_refused_and_not_replaced(
+    repo: Repository, provider: Noting, busybox: SandboxSpec
+) -> None:
+    async with await repo.session(provider, thread_id="t", spec=busybox) as session:
+        attempts: list[tuple[Any, dict[str, Any]]] = [
+            (["printf", "a\udcff"], {}),
+            ("true", {"environment": {"A": "\udcff"}}),
+            ("true", {"cwd": "\udcff"}),
+        ]
+        for command, options in attempts:
+            with pytest.raises(SnapshotError) as raised:
+                await session.exec(command, **options)
+            assert raised.value.code == Code.INVALID_REQUEST
+        assert session.uncertain == ()
+        assert (await session.exec("printf '\\377'")).stdout == b"\xff"

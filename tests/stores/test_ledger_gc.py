@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from sqlalchemy import select
 
 from snapcore.config import new_config
 from snapcore.errors import CheckpointWriterLostError
@@ -18,6 +19,7 @@ from snapcore.model import PackState
 from snapcore.outputs import read_output
 from snapcore.recording import Recorder, claim_thread, new_event_id
 from snapcore.repository import Repository
+from snapcore.stores import sql_schema as schema
 from snapcore.stores.memory import MemoryBlobStore
 from snapcore.stores.sql import SqlCheckpointStore
 from snapcore.testing import Crash, Faults, ManualClock, with_faults
@@ -179,3 +181,22 @@ async def test_outputs_are_read_after_they_were_moved(tmp_path: Path) -> None:
         await place.repo.gc(grace=0, repack="all")
         assert await place.readable() == 3
         assert len(place.blobs.blobs) < len(first), "they lie in fewer packs now"
+
+
+async def test_leases_that_nobody_can_use_any_more_are_forgotten() -> None:
+    """A worker that is killed while it stores an output leaves the lease of a thread that is named at random."""
+    async with opened(nothing, Path()) as place:
+        for number in range(3):
+            await place.store.acquire_writer(f"outputs-{number}", ttl=120)
+        await place.gc()
+        assert len(await leases(place.store)) == 3  # they are in force
+        place.clock.advance(121)
+        kept = await place.store.acquire_writer("thread", ttl=120)
+        await place.gc()
+        assert await leases(place.store) == ["thread"]
+        await place.store.renew_writer(kept.lease)
+
+
+async def leases(store: SqlCheckpointStore) -> list[str]:
+    """The threads that somebody holds, or held to the end."""
+    return await store._transactions.read(lambda tx: list(tx.connection.scalars(select(schema.writer_leases.c.thread_id))))

@@ -48,7 +48,8 @@ class PackCheck:
 
     async def run(self, *, read: Subset | bool) -> None:
         """Look for all packs that can be relied on by their state, and read those of a part of them, or all."""
-        packs = [p for p in await self._engine.checkpoints.packs() if p.state in PRESENT]
+        # one without a size was condemned before its writer, now gone, had entered what it stored, if it stored it
+        packs = [p for p in await self._engine.checkpoints.packs() if p.state in PRESENT and p.size]
         await each(packs, self._head, at_once=HEADS_AT_ONCE)
         if read:
             whole = [p for p in packs if p.pack_id not in self._faults]

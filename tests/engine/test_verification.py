@@ -91,6 +91,19 @@ async def test_a_needed_pack_that_is_not_kept_for_good_is_a_problem(
     assert {pair for problem in report.problems for pair in problem.checkpoints} == {("t", captured.id)}
 
 
+async def test_what_a_killed_writer_left_is_no_problem_once_gc_has_seen_it(repo: Repository, captured: Checkpoint) -> None:
+    """A pack that was being stored, and one that was not stored yet: their rows have no size, and nothing needs them."""
+    grant = await repo.checkpoints.acquire_writer("t", ttl=600)
+    begun, unstored = "0" * 31 + "1", "0" * 31 + "2"
+    await repo.checkpoints.reserve_packs(grant.lease, [begun, unstored])
+    await repo.blobs.put(pack_key(begun), b"begun")
+    await repo.checkpoints.release_writer(grant.lease)  # as when its lease ends
+    assert (await repo.verify(read_data=True)).ok
+    await repo.gc()
+    assert {pack.state for pack in await repo.checkpoints.packs() if pack.pack_id in (begun, unstored)} == {"condemned"}
+    assert (await repo.verify(read_data=True)).ok
+
+
 async def test_a_pack_that_is_committed_while_verification_runs_is_no_problem(
     repo: Repository, captured: Checkpoint, make: Make
 ) -> None:

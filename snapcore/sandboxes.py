@@ -304,12 +304,11 @@ def check_result(result: ExecResult, provider: str) -> ExecResult:
     return ExecResult(int(code), bytes(result.stdout), bytes(result.stderr), bool(result.truncated))
 
 
-def check_sandbox(handle: SandboxHandle, binding: Binding) -> None:
+def check_sandbox(handle: SandboxHandle, sandbox_id: str, provider: str) -> None:
     """Raise `ProviderError` when what was opened is another sandbox than was asked for."""
-    if handle.sandbox_id != binding.sandbox_id:
+    if handle.sandbox_id != sandbox_id:
         raise ProviderError(
-            f"Asked for the sandbox {printable(binding.sandbox_id)}, {printable(binding.provider)} opened"
-            f" {printable(handle.sandbox_id)}; nothing was done in it."
+            f"Asked for {printable(sandbox_id)}, {provider} opened {printable(handle.sandbox_id)}; nothing was done in it."
         )
 
 

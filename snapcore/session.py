@@ -450,7 +450,7 @@ class Session:
         return self._handle
 
     async def _same(self, handle: SandboxHandle) -> None:
-        check_sandbox(handle, self._binding)
+        check_sandbox(handle, self._sandbox_id, self._provider.name)
 
     async def _pause_locked(self) -> None:
         if self._handle is None:

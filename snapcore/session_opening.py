@@ -206,7 +206,7 @@ async def _reopened(
     if options.roots is not None:
         record = msgspec.structs.replace(record, roots=dict(options.roots))
     try:
-        check_sandbox(handle, present.binding)
+        check_sandbox(handle, present.sandbox_id, provider.name)
         line = await ledgers.present(recorder.claim.thread_id, present.sandbox_id)
         uncertain = await ledgers.uncertain(recorder.claim.thread_id, line)
         await run_hooks(options.on_open, handle, _nothing)
@@ -254,7 +254,6 @@ async def _new_sandbox(
         handle = await finish(provider.create(spec), undo=remove)
     try:
         refuse_binding(options.redactor, handle.binding)
-        check_sandbox(handle, handle.binding)
         yield handle, snapshot
     except BaseException as error:
         try:

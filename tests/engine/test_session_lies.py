@@ -79,23 +79,3 @@ async def test_another_sandbox_than_the_threads_is_not_worked_in(repo: Repositor
     async with await repo.session(provider, thread_id="t", replay="strict") as session:
         assert session.replaying == 1
         assert (await session.handle.exec("cat whose")).stdout == b"mine"
-
-
-async def test_a_sandbox_that_its_binding_does_not_find_is_removed_at_once(repo: Repository, provider: LyingProvider) -> None:
-    class Misnamed(LyingSandbox):
-        @property
-        def binding(self) -> Binding:
-            return msgspec.structs.replace(super().binding, sandbox_id="file://elsewhere/x")
-
-    class Provider(LocalProvider):
-        async def create(self, spec: SandboxSpec) -> SandboxHandle:
-            return Misnamed((await super().create(spec)).workspace_root)
-
-        async def destroy(self, binding: Binding) -> None:
-            removed.append(binding.sandbox_id)
-
-    removed: list[str] = []
-    with pytest.raises(ProviderError):
-        await repo.session(Provider(provider._base), thread_id="t")
-    assert removed == ["file://elsewhere/x"]
-    assert await whole_ledger(repo, "t") == []

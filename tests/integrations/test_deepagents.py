@@ -27,18 +27,10 @@ from snapcore.providers.local import LocalSandbox
 from snapcore.sandboxes import SandboxHandle, SandboxSpec
 from snapcore.testing.e2b_server import E2BServer
 
-from ..providers.docker_fixtures import (  # noqa: TID252 (tests are no package that could be named)
-    MakeContainer,
-    docker_api,
-    docker_engine,
-    docker_host,
-    make_container,
-)
+from ..providers.docker_fixtures import MakeContainer  # noqa: TID252 (tests are no package that could be named)
 from ..providers.e2b_service import need_server  # noqa: TID252
 from .deepagents_scripted import execute, scripted, write
 from .langgraph_worker import FileSaver
-
-__all__ = ["docker_api", "docker_engine", "docker_host", "make_container"]
 
 CONFIG: RunnableConfig = {"configurable": {"thread_id": "thread"}}
 QUESTION: dict[str, Any] = {"messages": [("user", "Work.")]}

@@ -1,6 +1,5 @@
 """The OpenAI Agents SDK's own Docker sessions, on a real engine: stopped, removed, and started in a new container."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import snapcore
 from snapcore.integrations.openai_agents import SnapcoreSnapshotSpec, SnapshotClient
 
 from .. import docker_engine as engines  # noqa: TID252 (tests are no package that could be named)
-from .. import services  # noqa: TID252
 
 # the SDK leaves the sockets of its commands to the garbage collector
 pytestmark = [
@@ -33,16 +31,10 @@ printf x > "$(printf 'd/odd\\n\\377')"
 
 
 @pytest.fixture
-def engine() -> Iterator[tuple[docker.DockerClient, str]]:
+def engine(docker_engine: engines.Engine) -> Iterator[tuple[docker.DockerClient, str]]:
     """A client of the package `docker`, and an image."""
-    try:
-        found = engines.docker_engine()
-    except engines.NoEngineError as error:
-        if os.environ.get(services.REQUIRED):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-    client = docker.DockerClient(found.host)
-    yield client, engines.image(found, "gnu")
+    client = docker.DockerClient(docker_engine.host)
+    yield client, engines.image(docker_engine, "gnu")
     client.close()
 
 

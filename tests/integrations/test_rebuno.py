@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,6 @@ from snapcore.sandboxes import Hook, SandboxHandle, SandboxSpec
 
 from .rebuno_kernel import RebunoKernel
 from .rebuno_worker import AGENT, ended, kept, looking, names, run, run_fork, working, writing
-
-
-@pytest.fixture
-def kernel(tmp_path: Path) -> Iterator[RebunoKernel]:
-    with RebunoKernel(tmp_path) as kernel:
-        yield kernel
-
-
-@pytest.fixture
-async def repo(tmp_path: Path) -> AsyncIterator[Repository]:
-    async with snapcore.open_repository(tmp_path / "repository") as repo:
-        yield repo
 
 
 @pytest.fixture

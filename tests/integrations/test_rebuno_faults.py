@@ -8,7 +8,6 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +26,6 @@ from .rebuno_kernel_rules import ENDED
 from .rebuno_worker import AGENT, SECRET, ended, kept, looking, names, run, run_fork, working, writing
 
 OUTCOME = r"executions/[^/]+/(complete|fail)$"
-
-
-@pytest.fixture
-def kernel(tmp_path: Path) -> Iterator[RebunoKernel]:
-    with RebunoKernel(tmp_path) as kernel:
-        yield kernel
-
-
-@pytest.fixture
-async def repo(tmp_path: Path) -> AsyncIterator[Repository]:
-    async with snapcore.open_repository(tmp_path / "repository") as repo:
-        yield repo
 
 
 @pytest.fixture
@@ -134,7 +121,7 @@ async def test_a_worker_that_dies_before_the_binding_is_followed_by_one_with_the
     kernel: RebunoKernel, repo: Repository, driver: SandboxDriver, sandboxes: Path, tmp_path: Path, unused_port: int
 ) -> None:
     source = await run(kernel, writing(driver), {"files": 2})
-    arguments = [str(tmp_path / "repository"), str(sandboxes), SECRET, kernel.url, str(unused_port)]
+    arguments = [str(tmp_path / "repo"), str(sandboxes), SECRET, kernel.url, str(unused_port)]
     dying = await asyncio.create_subprocess_exec(sys.executable, "-c", DIES, *arguments, stderr=asyncio.subprocess.DEVNULL)
     await answering(unused_port)
     kernel.register(AGENT, SECRET, f"http://127.0.0.1:{unused_port}/webhook")
@@ -187,7 +174,7 @@ async def test_a_worker_that_was_replaced_loses_none_of_the_checkpoints_that_the
         await rebuno.step("write", write, {"number": 1}, resources=["workspace"])
         return await names(sandbox)
 
-    async with snapcore.open_repository(tmp_path / "repository") as second:  # as in another process
+    async with snapcore.open_repository(tmp_path / "repo") as second:  # as in another process
         other = SandboxDriver(second, LocalProvider(tmp_path / "sandboxes"))
         async with working(kernel, slow) as replaced:
             execution = kernel.create(AGENT, {"files": 1})
@@ -289,7 +276,7 @@ async def test_a_fork_of_a_checkpoint_whose_blobs_are_gone_fails_by_the_packages
     kernel: RebunoKernel, repo: Repository, driver: SandboxDriver, sandboxes: Path, tmp_path: Path, how: str
 ) -> None:
     source = await run(kernel, writing(driver), {"files": 1})
-    packs = tmp_path / "repository" / "packs"
+    packs = tmp_path / "repo" / "packs"
     if how == "gone":
         shutil.rmtree(packs)
     else:
@@ -297,7 +284,7 @@ async def test_a_fork_of_a_checkpoint_whose_blobs_are_gone_fails_by_the_packages
             if pack.is_file():
                 pack.chmod(0o600)
                 pack.write_bytes(bytes(pack.stat().st_size))
-    async with snapcore.open_repository(tmp_path / "repository") as fresh:
+    async with snapcore.open_repository(tmp_path / "repo") as fresh:
         fork = await run_fork(kernel, looking(SandboxDriver(fresh, LocalProvider(sandboxes))), source)
         assert fork["status"] == "failed"
         assert fork["failure_reason"].startswith("agent_error: CheckpointUnavailable: ")

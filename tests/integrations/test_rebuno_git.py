@@ -4,7 +4,7 @@ import base64
 import os
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import rebuno
 
-import snapcore
 from snapcore.errors import SnapshotError
 from snapcore.integrations.rebuno import thread_of
 from snapcore.integrations.rebuno_git import GitDriver
@@ -106,18 +105,6 @@ def server(tmp_path: Path) -> Iterator[GitServer]:
 
 
 @pytest.fixture
-def kernel(tmp_path: Path) -> Iterator[RebunoKernel]:
-    with RebunoKernel(tmp_path) as kernel:
-        yield kernel
-
-
-@pytest.fixture
-async def repo(tmp_path: Path) -> AsyncIterator[Repository]:
-    async with snapcore.open_repository(tmp_path / "repository") as repo:
-        yield repo
-
-
-@pytest.fixture
 def driver(repo: Repository, server: GitServer, tmp_path: Path) -> GitDriver:
     provider = LocalProvider(tmp_path / "sandboxes")
     return GitDriver(repo, provider, f"{server.url}/project", token=lambda: server.token, author=AUTHOR)
@@ -188,7 +175,7 @@ async def test_the_token_is_in_no_file_no_binding_and_no_checkpoint(
     assert kernel.executions[source]["output"] == "{secret:git-token}\n"
     assert not kernel.events(source, "resource.checkpoint_failed")
     forms = [FIRST.encode(), base64.b64encode(f"x-access-token:{FIRST}".encode())]
-    for folder in ("sandboxes", "repository", "kernel.json"):
+    for folder in ("sandboxes", "repo", "kernel.json"):
         top = tmp_path / folder
         for path in [top, *top.rglob("*")]:
             if path.is_file():

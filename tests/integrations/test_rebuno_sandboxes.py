@@ -1,15 +1,13 @@
 """Executions of Rebuno in containers, E2B's sandboxes and folders, and forks that go from one kind to another. Cases 4 and 12."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import rebuno
 
-import snapcore
 from snapcore.integrations.rebuno import RebunoSandbox, SandboxDriver
 from snapcore.providers.docker import DockerProvider
 from snapcore.providers.e2b import E2BProvider
@@ -19,28 +17,9 @@ from snapcore.sandboxes import SandboxSpec
 from snapcore.testing.e2b_server import E2BServer
 
 from .. import docker_engine as engines  # noqa: TID252  # the tests are no package that could be named
-from .. import services  # noqa: TID252
+from ..providers.e2b_service import need_server  # noqa: TID252
 from .rebuno_kernel import RebunoKernel
 from .rebuno_worker import kept, run, run_fork
-
-
-def missing(why: str) -> NoReturn:
-    """Skip the test for want of a service, or fail it where services are required."""
-    if os.environ.get(services.REQUIRED):
-        pytest.fail(why)
-    pytest.skip(why)
-
-
-@pytest.fixture
-def kernel(tmp_path: Path) -> Iterator[RebunoKernel]:
-    with RebunoKernel(tmp_path) as kernel:
-        yield kernel
-
-
-@pytest.fixture
-async def repo(tmp_path: Path) -> AsyncIterator[Repository]:
-    async with snapcore.open_repository(tmp_path / "repository") as repo:
-        yield repo
 
 
 @pytest.fixture
@@ -49,13 +28,9 @@ async def local(repo: Repository, tmp_path: Path) -> SandboxDriver:
 
 
 @pytest.fixture
-async def docker(repo: Repository, kernel: RebunoKernel) -> AsyncIterator[SandboxDriver]:
-    try:
-        engine = engines.docker_engine()
-    except engines.NoEngineError as error:
-        missing(str(error))
-    spec = SandboxSpec(image=engines.image(engine, "busybox"), user="dev", options={"network_mode": "none"})
-    provider = DockerProvider(environment={"DOCKER_HOST": engine.host})
+async def docker(repo: Repository, kernel: RebunoKernel, docker_engine: engines.Engine) -> AsyncIterator[SandboxDriver]:
+    spec = SandboxSpec(image=engines.image(docker_engine, "busybox"), user="dev", options={"network_mode": "none"})
+    provider = DockerProvider(environment={"DOCKER_HOST": docker_engine.host})
     driver = SandboxDriver(repo, provider, spec=spec)
     yield driver
     await destroy_all(kernel, driver, "docker")
@@ -64,8 +39,7 @@ async def docker(repo: Repository, kernel: RebunoKernel) -> AsyncIterator[Sandbo
 
 @pytest.fixture(scope="module")
 def e2b_options() -> Iterator[dict[str, Any]]:
-    if why := E2BServer.why_not():
-        missing(why)
+    need_server()
     with E2BServer() as server:
         yield {**server.options}
 
@@ -245,7 +219,7 @@ async def test_a_container_that_cannot_be_filled_is_removed(
 ) -> None:
     source = await run(kernel, adding(local, "local"))
     before = await docker._provider.list()  # type: ignore[attr-defined]
-    for pack in (tmp_path / "repository" / "packs").rglob("*"):
+    for pack in (tmp_path / "repo" / "packs").rglob("*"):
         if pack.is_file():
             pack.unlink()
     fork = await run_fork(kernel, adding(docker, "docker"), source)

@@ -14,7 +14,7 @@ from .e2b_errors import e2b_module, lost, of_the_client, translated
 from .e2b_shell import E2BConnection, E2BShell
 from .processes import keeping
 from .shell import ShellWorkspace
-from .shell_tools import quoted
+from .shell_tools import starting, word
 from .threads import uncancelled
 
 __all__ = ["ABILITIES", "E2BSandbox"]
@@ -35,6 +35,18 @@ GET: Final = """
 [ -e {path} ] || exit 20
 cat <{path}
 """
+
+
+def check_transfer(result: ExecResult, path: str) -> None:
+    """Raise what the end of `PUT` or `GET` means."""
+    if result.exit_code == 20:
+        raise FileNotFoundError(2, "No such file", path)
+    if result.exit_code == 21:
+        raise IsADirectoryError(21, "Is a directory", path)
+    if result.exit_code:
+        words = printable(result.stderr.strip()[-300:])
+        code = Code.SANDBOX_FULL if b"No space left" in result.stderr else Code.NOT_CAPABLE
+        raise ProviderError(f"{printable(path)} could not be transferred: {words}", code=code)
 
 
 class E2BSandbox:
@@ -91,8 +103,7 @@ class E2BSandbox:
         max_output: int = 16 << 20,
     ) -> ExecResult:
         """See `SandboxHandle.exec`."""
-        root = self.workspace_root
-        line = _line(command, environment or {}, posixpath.join(root, cwd) if cwd else None, root)
+        line = _line(command, environment or {}, cwd, self.workspace_root)
         kept, sink = keeping(max_output, on_output)
         who = user or self._connection.user
         handle: Any = None
@@ -139,31 +150,21 @@ class E2BSandbox:
     async def upload(self, path: str, data: bytes | AsyncIterator[bytes]) -> None:
         """See `SandboxHandle.upload`. All of it is sent before the file is replaced."""
         target = check_path(path)
-        put = PUT.format(path=_word(target), folder=_word(posixpath.dirname(target)))
+        put = PUT.format(path=word(target), folder=word(posixpath.dirname(target)))
         async with self._shell.pipe(put, data) as pipe:
             result = await pipe.wait()
-        self._judge(result, path)
+        check_transfer(result, path)
 
     async def download(self, path: str) -> AsyncIterator[bytes]:
         """See `SandboxHandle.download`."""
-        async with self._shell.pipe(GET.format(path=_word(check_path(path)))) as pipe:
-            self._judge(await pipe.wait(), path)
+        async with self._shell.pipe(GET.format(path=word(check_path(path)))) as pipe:
+            check_transfer(await pipe.wait(), path)
             async for piece in pipe.stdout():
                 yield piece
 
     async def close(self) -> None:
         """See `SandboxHandle.close`. The client keeps its connections for other sandboxes."""
         self._connection.closed = True
-
-    def _judge(self, result: ExecResult, path: str) -> None:
-        if result.exit_code == 20:
-            raise FileNotFoundError(2, "No such file", path)
-        if result.exit_code == 21:
-            raise IsADirectoryError(21, "Is a directory", path)
-        if result.exit_code:
-            words = printable(result.stderr.strip()[-300:])
-            code = Code.SANDBOX_FULL if b"No space left" in result.stderr else Code.NOT_CAPABLE
-            raise ProviderError(f"{printable(path)} could not be transferred: {words}", code=code)
 
     async def _feed(self, handle: Any, stdin: bytes) -> None:
         """Send a command its input. A command that does not read it, or has ended, is no error."""
@@ -190,16 +191,11 @@ async def _let_go(connection: E2BConnection, handle: Any, user: str | None) -> N
     await handle.disconnect()
 
 
-def _line(command: Sequence[str] | str, environment: Mapping[str, str], folder: str | None, root: str) -> str:
+def _line(command: Sequence[str] | str, environment: Mapping[str, str], cwd: str | None, root: str) -> str:
     """The command as a line for a shell. Raises `SnapshotError` `INVALID_REQUEST` for what cannot be run."""
     words = argument_list(command)
     check_environment(environment)
-    place = f"cd -- {shlex.quote(folder)} || exit 126" if folder else f"cd -- {shlex.quote(root)} 2>/dev/null"
-    line = f"{place}\nexec {shlex.join(words)}"
+    line = f"{starting(cwd, root)}\nexec {shlex.join(words)}"
     if any("\ud800" <= ch <= "\udfff" for text in (line, *environment.values()) for ch in text):
         raise SnapshotError("A command of E2B cannot hold bytes that are not UTF-8.", code=Code.INVALID_REQUEST)
     return line
-
-
-def _word(path: str) -> str:
-    return quoted(path.encode("utf-8", "surrogateescape"))

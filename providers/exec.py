@@ -37,7 +37,7 @@ from .command_shell import CommandShell
 from .exec_address import Target, parse_address
 from .processes import Processes, cannot_start, keeping
 from .shell_exec import Beginning, command_text, loader, new_mark, stop_script, unreachable
-from .shell_tools import quoted, unstalled
+from .shell_tools import unstalled, word
 from .threads import uncancelled
 
 __all__ = ["CommandSandbox", "ExecProvider", "connect"]
@@ -106,8 +106,7 @@ class CommandSandbox:
             raise lacks(self._target.scheme, "run commands as another user", "The address says who runs them.")
         root = self._target.root
         mark = new_mark()
-        folder = posixpath.join(root, cwd) if cwd else None
-        head = command_text(mark, words, cwd=folder, root=root, environment=environment)
+        head = command_text(mark, words, cwd=cwd, root=root, environment=environment)
         kept, keep = keeping(max_output, on_output)
         beginning = Beginning(mark)
         stderr = bytearray()
@@ -139,11 +138,11 @@ class CommandSandbox:
         target = check_path(path)
         self._check_open()
         draft = f"{posixpath.dirname(target).rstrip('/')}/.snapcore-upload.{secrets.token_hex(8)}"
-        name, temporary = _word(target), _word(draft)
+        name, temporary = word(target), word(draft)
         counted = _Counted(data)
         try:
             await self._run(
-                f"[ -d {name} ] && exit {IS_FOLDER}\n[ -d {_word(posixpath.dirname(target))} ] || exit {MISSING}\n"
+                f"[ -d {name} ] && exit {IS_FOLDER}\n[ -d {word(posixpath.dirname(target))} ] || exit {MISSING}\n"
                 f"cat > {temporary}",
                 target,
                 counted.pieces(),
@@ -157,7 +156,7 @@ class CommandSandbox:
 
     async def download(self, path: str) -> AsyncIterator[bytes]:
         """See `SandboxHandle.download`: pieces of at most 1 MiB."""
-        name = _word(check_path(path))
+        name = word(check_path(path))
         self._check_open()
         script = f"[ -f {name} ] || {{ [ -e {name} ] && exit {IS_FOLDER}; exit {MISSING}; }}\nexec cat < {name}"
         async for piece in self._output(script, path):
@@ -288,7 +287,3 @@ def _file_error(result: ExecResult, path: str) -> Exception:
         return ProviderError(f"{printable(path)} did not arrive whole.", code=Code.SANDBOX_UNAVAILABLE, retryable=True)
     said = printable(result.stderr.strip()[-300:])
     return OSError(errno.EIO, f"Exit code {result.exit_code}: {said}", path)
-
-
-def _word(path: str) -> str:
-    return quoted(os.fsencode(path))

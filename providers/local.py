@@ -316,8 +316,11 @@ async def _pieces(data: bytes | AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 def _open_file(path: str) -> BinaryIO:
     """Open a file to be read; a FIFO would have a reader wait for a writer."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    kind = stat.S_IFMT(os.fstat(fd).st_mode)
+    if kind != stat.S_IFREG:
         os.close(fd)
+        if kind == stat.S_IFDIR:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         raise OSError(errno.EINVAL, "is no file", path)
     return os.fdopen(fd, "rb")
 

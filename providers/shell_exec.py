@@ -12,7 +12,7 @@ from typing import Final
 
 from snapcore.errors import Code, ProviderError, printable
 
-from .shell_tools import quoted
+from .shell_tools import starting, word
 
 __all__ = ["Beginning", "command_text", "loader", "new_mark", "stop_script", "unreachable"]
 
@@ -46,11 +46,10 @@ echo {mark}-; exit 125"""
 
 
 def command_text(mark: str, words: Sequence[str], *, cwd: str | None, root: str, environment: Mapping[str, str] | None) -> bytes:
-    """The input of `loader`: go to `cwd` (`root` if there is one), set the environment, become the command."""
-    lines = [f"export {MARK_VARIABLE}={mark}"]
-    lines.append(f"cd -- {_word(cwd)} || exit 126" if cwd else f"[ -x {_word(root)} ] && cd -- {_word(root)}")
-    lines += [f"export {name}={_word(value)}" for name, value in (environment or {}).items()]
-    lines.append("exec " + " ".join(_word(word) for word in words))
+    """The input of `loader`: go to where it is to start (see `starting`), set the environment, become the command."""
+    lines = [f"export {MARK_VARIABLE}={mark}", starting(cwd, root)]
+    lines += [f"export {name}={word(value)}" for name, value in (environment or {}).items()]
+    lines.append("exec " + " ".join(map(word, words)))
     return "\n".join([*lines, mark, ""]).encode("utf-8", "surrogateescape")
 
 
@@ -109,7 +108,3 @@ def unreachable(name: str, code: int, stderr: bytes, beginning: Beginning) -> Pr
 def _last_line(stderr: bytes) -> str:
     lines = stderr.strip().splitlines()
     return printable(lines[-1][-MAX_REASON:]).rstrip(".") if lines else "it said nothing"
-
-
-def _word(text: str) -> str:
-    return quoted(text.encode("utf-8", "surrogateescape"))

@@ -1,6 +1,7 @@
 """What the tools of a sandbox can do, found out by one script; and how names and scripts are put together for its `sh`."""
 
 import asyncio
+import posixpath
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Final
@@ -21,7 +22,9 @@ __all__ = [
     "quoted",
     "read_tools",
     "run",
+    "starting",
     "unstalled",
+    "word",
 ]
 
 STALL_SECONDS: Final = 300.0  # a pipe that is silent for longer is taken for dead
@@ -136,6 +139,17 @@ def quoted(name: bytes) -> str:
     if b"\0" in name:
         raise ValueError("a name cannot hold a NUL")
     return "'" + name.decode("utf-8", "surrogateescape").replace("'", "'\\''") + "'"
+
+
+def word(text: str) -> str:
+    """The same for a text, which may stand for bytes that are not UTF-8 as `os.fsdecode` does it."""
+    return quoted(text.encode("utf-8", "surrogateescape"))
+
+
+def starting(cwd: str | None, root: str) -> str:
+    """The line by which a script goes where its command is to start: `cwd` if one is given, otherwise `root` if it is there."""
+    place = word(posixpath.join(root, cwd or ""))
+    return f"cd -- {place} || exit 126" if cwd else f"[ -x {place} ] && cd -- {place}"
 
 
 async def find_tools(shell: Shell, root: str) -> Tools:

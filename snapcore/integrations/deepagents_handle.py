@@ -5,12 +5,12 @@ import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
-from snapcore.errors import Code, ProviderError, SnapcoreError, printable
-from snapcore.providers.e2b_handle import GET, PUT
+from snapcore.errors import Code, ProviderError, SnapcoreError
+from snapcore.providers.e2b_handle import GET, PUT, check_transfer
 from snapcore.providers.local import LocalSandbox
 from snapcore.providers.processes import keeping
 from snapcore.providers.shell import ShellWorkspace
-from snapcore.providers.shell_tools import quoted
+from snapcore.providers.shell_tools import starting, word
 from snapcore.sandboxes import (
     Abilities,
     Binding,
@@ -94,7 +94,7 @@ class BackendSandbox:
         """See `SandboxHandle.exec`. Output comes byte for byte."""
         if user is not None:
             raise lacks(NAME, "run commands as another user")
-        script = _script(command, environment or {}, posixpath.join(self._root, cwd) if cwd else None, self._root)
+        script = _script(command, environment or {}, cwd, self._root)
         kept, sink = keeping(max_output, on_output)
         async with self._shell.pipe(script, stdin, seconds=timeout) as pipe:
             async for piece in pipe.stdout():
@@ -106,13 +106,13 @@ class BackendSandbox:
     async def upload(self, path: str, data: bytes | AsyncIterator[bytes]) -> None:
         """See `SandboxHandle.upload`. All of it is sent before the file is replaced."""
         target = check_path(path)
-        async with self._shell.pipe(PUT.format(path=_word(target), folder=_word(posixpath.dirname(target))), data) as pipe:
-            _judge(await pipe.wait(), path)
+        async with self._shell.pipe(PUT.format(path=word(target), folder=word(posixpath.dirname(target))), data) as pipe:
+            check_transfer(await pipe.wait(), path)
 
     async def download(self, path: str) -> AsyncIterator[bytes]:
         """See `SandboxHandle.download`."""
-        async with self._shell.pipe(GET.format(path=_word(check_path(path)))) as pipe:
-            _judge(await pipe.wait(), path)
+        async with self._shell.pipe(GET.format(path=word(check_path(path)))) as pipe:
+            check_transfer(await pipe.wait(), path)
             async for piece in pipe.stdout():
                 yield piece
 
@@ -143,25 +143,9 @@ def sandbox_of(backend: Any, root: str | None = None) -> SandboxHandle:
     )
 
 
-def _judge(result: ExecResult, path: str) -> None:
-    if result.exit_code == 20:
-        raise FileNotFoundError(2, "No such file", path)
-    if result.exit_code == 21:
-        raise IsADirectoryError(21, "Is a directory", path)
-    if result.exit_code:
-        words = printable(result.stderr.strip()[-300:])
-        code = Code.SANDBOX_FULL if b"No space left" in result.stderr else Code.NOT_CAPABLE
-        raise ProviderError(f"{printable(path)} could not be transferred: {words}", code=code)
-
-
-def _script(command: Sequence[str] | str, environment: Mapping[str, str], folder: str | None, root: str) -> str:
+def _script(command: Sequence[str] | str, environment: Mapping[str, str], cwd: str | None, root: str) -> str:
     """The command as a script. Raises `SnapshotError` `INVALID_REQUEST` for what cannot be run."""
     words = argument_list(command)
     check_environment(environment)
-    place = f"cd -- {shlex.quote(folder)} || exit 126" if folder else f"cd -- {shlex.quote(root)} 2>/dev/null"
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    return "\n".join(["unset SNAPCORE_PIPE", place, *exports, f"exec {shlex.join(words)}"])
-
-
-def _word(path: str) -> str:
-    return quoted(path.encode("utf-8", "surrogateescape"))
+    return "\n".join(["unset SNAPCORE_PIPE", starting(cwd, root), *exports, f"exec {shlex.join(words)}"])

@@ -119,7 +119,8 @@ class LocalSandbox:
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             self._check_open()
             # as a shell says it; Python does not tell which of the two it was
-            return ExecResult(127 if isinstance(error, FileNotFoundError) else 126, b"", f"{error}\n".encode(errors="replace"))
+            what = f"{os.fsdecode(error.filename or words[0])}: {error.strerror}\n"
+            return ExecResult(127 if isinstance(error, FileNotFoundError) else 126, b"", os.fsencode(what))
         except OSError as error:
             raise cannot_start(words[0], error) from error
         self._check_open()

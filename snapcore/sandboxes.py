@@ -275,7 +275,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
     for name, value in environment.items():
         if not _NAME.fullmatch(name) or not _can_be_passed(value):
             raise SnapshotError(
-                f"The environment variable {printable(name)!r} has a name or a value that cannot be passed on.",
+                f"The environment variable '{printable(name)}' has a name or a value that cannot be passed on.",
                 code=Code.INVALID_REQUEST,
             )
 
@@ -290,7 +290,7 @@ def check_place(cwd: str | None, user: str | None) -> None:
 def check_path(path: str) -> str:
     """An absolute path inside a sandbox, without `.`, `..` and double slashes. Raises `SnapshotError` `INVALID_REQUEST`."""
     if not path.startswith("/") or not _can_be_passed(path):
-        raise SnapshotError(f"{printable(path)!r} is not an absolute path.", code=Code.INVALID_REQUEST)
+        raise SnapshotError(f"'{printable(path)}' is not an absolute path.", code=Code.INVALID_REQUEST)
     return "/" + posixpath.normpath(path).lstrip("/")
 
 

@@ -37,6 +37,7 @@ from .sandboxes import (
     run_hooks,
 )
 from .session_options import SessionOptions, root_requests, scrubbed
+from .session_spec import refuse_secrets
 
 if TYPE_CHECKING:
     from .restoring import Receipt
@@ -281,11 +282,13 @@ class Session:
         native: bool = False,
     ) -> "Session":
         """Capture the sandbox, and start the empty thread `to_thread_id` from there in a sandbox of its own, by `provider` if it
-        is to be another. The two know nothing of each other. `native` as for `checkpoint`."""
+        is to be another. The two know nothing of each other. `native` as for `checkpoint`. When that sandbox cannot be made, the
+        thread is there all the same: `Repository.resume` makes another."""
         from .session_opening import fork_session
 
         validate_thread_id(to_thread_id)
         async with self._working():
+            refuse_secrets(self._options, to_thread_id)
             checkpoint = await self._checkpoint_locked(label, automatic=True, native=native)
             return await fork_session(self, checkpoint, to_thread_id, provider or self._provider)
 

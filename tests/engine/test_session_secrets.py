@@ -252,3 +252,28 @@ async def test_an_output_that_came_whole_is_kept_up_to_its_limit_however_long_a_
         assert done.stderr == b"{secret:KEY}\n"
         done = await session.exec("printf key-; head -c 100000 /dev/zero | tr '\\0' 7", max_output=2000)
         assert b"777" not in done.stdout
+
+
+async def test_a_secret_is_in_no_thread_that_a_fork_would_make(repo: Repository, provider: LocalProvider, tmp_path: Path) -> None:
+    async with await repo.session(provider, thread_id="t", secrets=SECRETS) as session:
+        with pytest.raises(SnapshotError) as caught:
+            await session.fork(f"fork-{SECRET}")
+        assert caught.value.code == Code.SECRET_IN_NAME
+    assert await repo.list("t") == []
+    assert_nowhere(tmp_path / "repo")
+
+
+async def test_a_secret_with_odd_characters_is_in_no_message(repo: Repository, provider: LocalProvider, tmp_path: Path) -> None:
+    """Case 28: messages show names as they are, in no notation that would hide a secret from those who look for it."""
+    odd = "S3cret\\with'all\"of-it"
+    async with await repo.session(provider, thread_id="t", secrets={"ODD": odd}) as session:
+        for done in (await session.exec([odd]), await session.exec("true", cwd=odd)):
+            assert done.exit_code == 127
+            assert b"{secret:ODD}" in done.stderr
+            assert b"S3cret" not in done.stderr
+        with pytest.raises(SnapshotError) as caught:
+            await session.exec("true", environment={odd: "x"})
+        assert "S3cret" not in str(caught.value)
+        with pytest.raises(SnapshotError) as caught:
+            await session.write_file(odd + "\0", b"")
+        assert "S3cret" not in str(caught.value)

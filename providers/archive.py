@@ -1,15 +1,17 @@
 """A tar as a `Workspace`: in a file of this host, scanned and read there, never unpacked."""
 
 import contextlib
+import errno
 import io
 import itertools
 import os
+import sqlite3
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import IO, Final, Literal
 
-from snapcore.errors import Code, ProviderError, SnapshotError
+from snapcore.errors import Code, ProviderError, RepositoryError, SnapshotError
 from snapcore.model import Capabilities, FileStat
 from snapcore.protocols import ReadBlock, SandboxClock, ScanSelection, Stage
 
@@ -17,7 +19,7 @@ from .archive_index import TarIndex
 from .archive_tar import BLOCK, TarMember, broken, looks_like_tar, read_members
 from .threads import in_thread
 
-__all__ = ["Archive", "TarWorkspace", "spooled"]
+__all__ = ["Archive", "TarWorkspace", "spooled", "temporary_room"]
 
 COPY_BYTES: Final = 8 << 20  # in one hop to a thread
 COPY_PIECE: Final = 1 << 20
@@ -79,10 +81,28 @@ def _copy_some(data: io.IOBase, file: IO[bytes]) -> int:
             break
         if not isinstance(piece, bytes | bytearray | memoryview):
             raise SnapshotError("The archive is a stream of text, not of bytes.", code=Code.INVALID_REQUEST)
-        file.write(piece)
+        with temporary_room():
+            file.write(piece)
+            file.flush()
         copied += len(piece)
-    file.flush()
     return copied
+
+
+@contextlib.contextmanager
+def temporary_room() -> Iterator[None]:
+    """Raise `RepositoryError` `STORE_FULL` when this host has no room for a temporary file."""
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
+        number = error.sqlite_errorcode if isinstance(error, sqlite3.Error) else error.errno
+        if number not in ((sqlite3.SQLITE_FULL,) if isinstance(error, sqlite3.Error) else (errno.ENOSPC, errno.EDQUOT)):
+            raise
+        raise RepositoryError(
+            "This host has no room for the temporary files that an archive takes.",
+            code=Code.STORE_FULL,
+            hint="Make room, or name another folder in TMPDIR and SQLITE_TMPDIR.",
+            retryable=True,
+        ) from error
 
 
 class TarWorkspace:
@@ -102,9 +122,10 @@ class TarWorkspace:
         index = TarIndex()
         try:
             members = read_members(archive.read_at, archive.size, None if root is None else os.fsencode(root))
-            while await in_thread(_index_some, index, members):
-                pass
-            await in_thread(index.complete)
+            with temporary_room():
+                while await in_thread(_index_some, index, members):
+                    pass
+                await in_thread(index.complete)
             archive.check()
             yield cls(archive, index, root)
         finally:

@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 from snapcore.errors import Code, SnapcoreError, SnapshotError, printable
 from snapcore.history import missing
 from snapcore.model import Checkpoint
+from snapcore.providers.archive import Archive, TarWorkspace, spooled
 from snapcore.redaction import Redactor
 from snapcore.redaction_hooks import RedactionHook, RedactionPattern
 from snapcore.repository import Repository, Secrets, open_repository
@@ -17,7 +18,6 @@ from snapcore.sandboxes import check_path
 from snapcore.selection import FilePolicy
 
 from .openai_agents_export import export_tar
-from .openai_agents_workspace import Archive, TarWorkspace, spooled
 
 __all__ = ["PAYLOAD", "SnapshotClient"]
 

@@ -22,13 +22,12 @@ from snapcore.errors import Code, RepositoryError, SnapshotError
 from snapcore.manifest import page_totals
 from snapcore.model import Checkpoint, Entry, Kind, RootState, Totals
 from snapcore.protocols import Pin, Stage, StageFile, StageWrite
+from snapcore.providers.archive import temporary_room
 from snapcore.providers.docker_tar import TAR_END, header_of, padding
 from snapcore.providers.threads import in_thread
 from snapcore.records import RecordReader
 from snapcore.redaction import Redactor
 from snapcore.target import LOAD_PAGES, load_target
-
-from .openai_agents_workspace import temporary_room
 
 __all__ = ["Export", "export_tar", "member_target", "refusal"]
 

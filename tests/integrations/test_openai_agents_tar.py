@@ -29,8 +29,8 @@ import snapcore
 from snapcore.errors import Code, RepositoryError, SnapcoreError, SnapshotError
 from snapcore.integrations.openai_agents import PAYLOAD, SnapshotClient
 from snapcore.integrations.openai_agents_export import export_tar, refusal
-from snapcore.integrations.openai_agents_index import TarIndex
 from snapcore.model import Entry, Kind, Totals
+from snapcore.providers.archive_index import TarIndex
 from snapcore.repository import Repository
 
 SECRET = "hunter2-is-not-a-password"
@@ -544,7 +544,7 @@ async def test_a_host_without_room_for_the_index_says_so(client: SnapshotClient,
             super().__init__()
             self._database.execute("PRAGMA max_page_count = 3")
 
-    monkeypatch.setattr("snapcore.integrations.openai_agents_workspace.TarIndex", Small)
+    monkeypatch.setattr("snapcore.providers.archive.TarIndex", Small)
     members = [member(f"{number:0100}", b"") for number in range(500)]
     with pytest.raises(RepositoryError, match="temporary files") as caught:
         await client.upload("thread", io.BytesIO(archive(*members)))

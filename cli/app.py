@@ -10,7 +10,7 @@ from typer.main import get_command
 
 __all__ = ["ALIASES", "COMMANDS", "app"]
 
-# Name -> module of this package that holds it as a function of the same name (`list` and `ls` with an underscore).
+# Name -> module of this package that holds it as a function of the same name (`list` and `import` with an underscore).
 COMMANDS: Final = {
     "init": "repositories",
     "capture": "capture",
@@ -31,6 +31,8 @@ COMMANDS: Final = {
     "stats": "repositories",
     "threads": "history",
     "log": "log",
+    "export": "transfer",
+    "import": "transfer",
     "mcp": "mcp",
 }
 GROUPS: Final = {"store": {"test": "store"}}  # commands of two words, whose functions are called store_test and so on
@@ -96,7 +98,7 @@ class Group(_Plain, TyperGroup):
         name = ALIASES.get(cmd_name, cmd_name)
         if name in GROUPS:
             return _group(name)
-        return _command(name, COMMANDS[name], f"{name}_" if name == "list" else name) if name in COMMANDS else None
+        return _command(name, COMMANDS[name], f"{name}_" if name in ("list", "import") else name) if name in COMMANDS else None
 
 
 def _command(name: str, module: str, function: str) -> Any:

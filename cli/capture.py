@@ -15,7 +15,7 @@ from .runtime import Exit, Invocation, UsageError, command, places, secrets
 if TYPE_CHECKING:
     from snapcore.capturing import CaptureReport
 
-__all__ = ["capture"]
+__all__ = ["Pattern", "capture", "report_fields", "tell_report"]
 
 Directory = Annotated[
     str | None, typer.Argument(metavar="DIR", help="The folder, or another sandbox's address. Not with --root.")
@@ -136,15 +136,16 @@ async def capture(
                 print_line(f"nothing captured: {error.message}")
             return Exit.DONE
     if invocation.json:
-        print_json(_fields(report, time.monotonic() - started))
+        print_json(report_fields(report, time.monotonic() - started))
     elif invocation.tells:
-        _tell(invocation, report, time.monotonic() - started)
+        tell_report(invocation, report, time.monotonic() - started)
     return Exit.WARNINGS if report.warnings or report.skipped else Exit.DONE
 
 
-def _fields(report: "CaptureReport", seconds: float) -> dict[str, Any]:
+def report_fields(report: "CaptureReport", seconds: float, message_type: str = "capture") -> dict[str, Any]:
+    """A capture's report as JSON has it."""
     return {
-        "message_type": "capture",
+        "message_type": message_type,
         **checkpoint_fields(report.checkpoint),
         "created": report.created,
         "files_read": report.files_read,
@@ -157,7 +158,8 @@ def _fields(report: "CaptureReport", seconds: float) -> dict[str, Any]:
     }
 
 
-def _tell(invocation: Invocation, report: "CaptureReport", seconds: float) -> None:
+def tell_report(invocation: Invocation, report: "CaptureReport", seconds: float) -> None:
+    """A capture's report for people."""
     checkpoint = report.checkpoint
     totals = checkpoint.totals
     what = f"{count(totals.files, 'file')}, {size(totals.bytes)}"

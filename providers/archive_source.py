@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import io
 import os
 import select
@@ -14,7 +13,7 @@ from typing import IO, Any, Final
 
 from snapcore.errors import Code, SnapshotError, printable
 
-from .archive import Archive
+from .archive import Archive, temporary_room
 from .archive_compression import MAGIC_BYTES, compression_of, unpacked
 from .archive_tar import BLOCK, looks_like_tar
 from .threads import in_thread
@@ -50,15 +49,20 @@ async def opened_archive(source: Any, max_bytes: int | None = None) -> AsyncIter
 
 
 def _open(path: Any) -> IO[bytes]:
+    if not isinstance(path, str | bytes | os.PathLike):  # a number would be a descriptor
+        raise _unreadable(type(path).__name__, "it is no path")
     try:
         return open(path, "rb", buffering=0)
-    except (OSError, TypeError, ValueError) as error:
-        name = printable(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else type(path).__name__
-        raise SnapshotError(
-            f"The archive {name} cannot be read: {getattr(error, 'strerror', None) or 'it is no path'}.",
-            code=Code.INVALID_REQUEST,
-            hint="Name a tar or a folder, or pass a file that is open for reading bytes.",
-        ) from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(os.fsdecode(path), getattr(error, "strerror", None) or "it is no path") from None
+
+
+def _unreadable(name: str, why: str) -> SnapshotError:
+    return SnapshotError(
+        f"The archive {printable(name)} cannot be read: {why}.",
+        code=Code.INVALID_REQUEST,
+        hint="Name a tar or a folder, or pass a file that is open for reading bytes.",
+    )
 
 
 def _is_plain(stream: IO[bytes]) -> bool:
@@ -112,17 +116,9 @@ def _copy_some(whole: Iterator[bytes], file: IO[bytes], room: int) -> int:
                 code=Code.LIMIT_EXCEEDED,
                 hint="Nothing was saved. If it is meant, raise max_unpacked_bytes (--max-unpacked-bytes), or set TMPDIR.",
             )
-        try:
+        with temporary_room():
             file.write(piece)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise SnapshotError(
-                "There is no room for the archive where temporary files go.",
-                code=Code.LIMIT_EXCEEDED,
-                hint="Nothing was saved. Make room there, or name another folder in TMPDIR.",
-            ) from error
-    file.flush()
+            file.flush()
     return copied
 
 

@@ -91,7 +91,7 @@ async def test_sessions_of_the_openai_agents_sdk(repo: Repository, tmp_path: Pat
     await client.save("session", io.BytesIO(out.getvalue()), label=f"of {SECRETS['TOKEN']}")
     assert_not_told("\n".join(caplog.messages))
     await assert_no_secret(repo, tmp_path / "repo")
-    with await client.download("session") as stream, tarfile.open(fileobj=stream) as back:  # type: ignore[arg-type,call-overload]
+    with await client.download("session") as stream, tarfile.open(fileobj=stream) as back:
         content = back.extractfile("./file0")
         assert content is not None
         assert content.read() == next(iter(ALL_FORMS.values()))

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from . import registry, repository
+from .errors import Code, SnapshotError
 from .repository import Repository
 
 if TYPE_CHECKING:
@@ -55,6 +56,13 @@ class _Loop:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         loop = self._running()
+        if self._thread is threading.current_thread():  # it would wait for itself
+            work.close()
+            raise SnapshotError(
+                "A callback, or a hook, called snapcore.blocking in the thread that does its work.",
+                code=Code.INVALID_REQUEST,
+                hint="Return from the callback first, or call from a thread of your own.",
+            )
         ended = threading.Event()
         tasks: list[asyncio.Task[T]] = []
 

@@ -5,9 +5,11 @@ the root: so neither a link nor `..` leads out, whoever planted it. What comes b
 survives a sandbox whose output is text.
 """
 
+import contextlib
 import re
 import secrets
 import stat
+from collections.abc import Iterator
 from typing import Final, Literal
 
 import msgspec
@@ -92,7 +94,7 @@ while :; do
         fi
         [ ! -e "./$part" ] || end nofolder
         [ "$make" = 1 ] || end missing
-        mkdir "./$part" 2>/dev/null || end closed
+        mkdir "./$part" 2>/dev/null && [ -d "./$part" ] || end closed
     fi
 done
 inside || end outside
@@ -192,12 +194,13 @@ async def list_folder(handle: SandboxHandle, path: str) -> tuple[Place, list[Lis
     token = _token()
     head, _, rest = (await _run(handle, _LIST, token, place.relative, limit=str(MAX_LISTING))).partition("\n")
     folder = _place(head.split(), place.relative, missing_is_error=True)
-    raw = _bytes(rest)
-    parts = raw.split(b"\n" + token.encode() + b" ") if raw else []
-    cut = len(raw) >= MAX_LISTING
-    if cut:
-        parts.pop()
-    found = [_listed(part.removeprefix(token.encode() + b" ").removesuffix(b"\n")) for part in parts]
+    with _sensible():
+        raw = bytes.fromhex(rest)
+        parts = raw.split(b"\n" + token.encode() + b" ") if raw else []
+        cut = len(raw) >= MAX_LISTING
+        if cut:
+            parts.pop()
+        found = [_listed(part.removeprefix(token.encode() + b" ").removesuffix(b"\n")) for part in parts]
     entries = sorted((each for each in found if folder.relative or not is_stage_name(each.name)), key=lambda each: each.name)
     return folder, entries, cut
 
@@ -241,16 +244,25 @@ async def _run(handle: SandboxHandle, last: str, token: str, path: bytes, *, mak
 
 
 def _place(words: list[str], path: bytes, *, missing_is_error: bool) -> Place:
-    if words[0] == "missing" and len(words) == 1 and not missing_is_error:
+    if words == ["missing"] and not missing_is_error:
         return Place("missing", b"", b"")
-    if words[0] in _REFUSALS and len(words) == 1:
+    if len(words) == 1 and words[0] in _REFUSALS:
         raise _refusal(words[0], path)
-    kind, mode, size, top, whole = words
-    real, found = _bytes(top), _bytes(whole)
-    relative = found[len(real.rstrip(b"/")) :].lstrip(b"/")
-    if is_stage_name(relative.split(b"/")[0]):
+    with _sensible():
+        kind, mode, size, top, whole = words
+        real, found = bytes.fromhex(top).rstrip(b"/"), bytes.fromhex(whole)
+        place = Place(
+            kind=_KINDS[kind],
+            path=found,
+            relative=found[len(real) :].lstrip(b"/"),
+            mode=int(mode, 8) & 0o7777 if mode != "-" else None,
+            size=int(size) if size != "-" else None,
+        )
+        if not (found + b"/").startswith(real + b"/") or b".." in place.relative.split(b"/"):
+            raise ValueError(found)
+    if is_stage_name(place.relative.split(b"/")[0]):
         raise _refusal("missing", path)  # a restore at work keeps its files there
-    return Place(_KINDS[kind], found, relative, int(mode, 8) if mode != "-" else None, int(size) if size != "-" else None)
+    return place
 
 
 def _refusal(word: str, path: bytes) -> ToolError:
@@ -282,8 +294,10 @@ def last_words(done: ExecResult) -> str:
     return printable(done.stderr.strip().rpartition(b"\n")[2])
 
 
-def _bytes(text: str) -> bytes:
+@contextlib.contextmanager
+def _sensible() -> Iterator[None]:
+    """The programs of a sandbox may say anything: what cannot be read is its failure."""
     try:
-        return bytes.fromhex(text)
-    except ValueError:
+        yield
+    except (ValueError, LookupError):
         raise ProviderError("The sandbox's shell gave an answer that makes no sense.", code=Code.NOT_CAPABLE) from None

@@ -506,6 +506,23 @@ async def test_a_sandbox_that_is_gone_is_told(root: Path) -> None:
         assert error(result) == "NO_SANDBOX"
 
 
+@pytest.mark.parametrize("program", ["stat", "od", "find", "readlink", "tr", "mkdir"])
+@pytest.mark.parametrize("says", ["", "a b c d", "8 9", "7" * 5_000], ids=["nothing", "words", "numbers", "much"])
+async def test_a_sandbox_whose_programs_lie_gets_an_answer(program: str, says: str, root: Path, tmp_path: Path) -> None:
+    """What was installed there may be anything."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / program).write_text(f"#!/bin/sh\nprintf '{says}'\n")
+    (tmp_path / "bin" / program).chmod(0o755)
+    (root / "a").write_text("x")
+    (root / "link").symlink_to("a")
+    tools = CodingTools(LocalSandbox(root, environment={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}))
+    async with asyncio.timeout(50):  # no script is left to its own time limit
+        results = [await tools.list(), await tools.edit("a", "x", "y"), await tools.read_file("link")]
+        results.append(await tools.write_file("new/a", "x"))
+    assert all(len(result.content) < 10_000 for result in results)
+    assert sorted(os.listdir(tmp_path)) == ["bin", "outside.txt", "work space"]
+
+
 async def test_a_file_that_may_not_be_written_is_told() -> None:
     if os.geteuid() != 0:
         pytest.skip("only the superuser can become somebody else")

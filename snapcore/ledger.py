@@ -85,7 +85,7 @@ class Point(msgspec.Struct, frozen=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a thread's ledger. `id` is 32 random hex digits, chosen by the writer. The store sets `thread_id`, `sequence`
     (1, 2, 3, ... in each thread), `at` (microseconds since the epoch, by the database's clock; never less than the event before
-    has), `fence` (the claim's)."""
+    has, and more than the thread's checkpoints have), `fence` (the claim's)."""
 
     id: str
     kind: str

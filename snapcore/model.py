@@ -287,7 +287,8 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class WriterLease(msgspec.Struct, frozen=True):
-    """A thread's writer lease. `fence` grows with every acquisition; times are by the database's clock."""
+    """A thread's writer lease. `fence` grows with every acquisition; times are by the database's clock, and
+    `acquired_at` is never less than the thread's newest event has."""
 
     thread_id: str
     token: str

@@ -111,7 +111,7 @@ class SqlCheckpointStore(SqlMaintenance):
         microseconds = _ttl(ttl)
 
         def work(tx: Transaction) -> Grant:
-            lease = sql_leases.acquire(tx, thread_id, microseconds, holder, own_token)
+            lease = sql_ledger.not_before(tx, sql_leases.acquire(tx, thread_id, microseconds, holder, own_token))
             sql_packs.reserve(tx, [] if pack_id is None else [pack_id], lease.token, lease.fence)
             bases, redactions = sql_stats.bases(tx, sandbox_id, roots) if sandbox_id is not None else ({}, {})
             return Grant(

@@ -5,10 +5,10 @@ fence, the sequence number of the transaction that granted it.
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, delete, select
+from sqlalchemy import ColumnElement, Row, Select, delete, func, select
 
 from snapcore.errors import CheckpointConflictError, CheckpointWriterLostError, Code, RepositoryError
 from snapcore.ledger import Claim, Event, EventKind
@@ -19,10 +19,11 @@ from . import sql_leases, sql_packs, sql_stats
 from . import sql_schema as schema
 from .sql_transactions import Transaction
 
-__all__ = ["append", "check", "claim", "enter", "list_events", "roots", "sandbox_thread"]
+__all__ = ["append", "check", "claim", "enter", "list_events", "not_before", "roots", "sandbox_thread"]
 
 _EVENTS = schema.events
 _CLAIMS = schema.ledger_claims
+_CHECKPOINTS = schema.checkpoints
 _OPENING: Final = (EventKind.CREATED, EventKind.OPENED, EventKind.RESUMED)
 _ROWS_AT_ONCE: Final = 1024
 
@@ -80,6 +81,12 @@ def list_events(tx: Transaction, thread_id: str, after: int, limit: int) -> list
     return [_decode(record) for record in tx.connection.scalars(page)]
 
 
+def not_before(tx: Transaction, lease: WriterLease) -> WriterLease:
+    """The lease, acquired no earlier than the thread's newest event was appended: what is captured under it comes after that."""
+    last = _last(tx, lease.thread_id)
+    return lease if last is None else msgspec.structs.replace(lease, acquired_at=max(lease.acquired_at, last.at))
+
+
 def sandbox_thread(tx: Transaction, sandbox_id: str) -> str | None:
     """The thread that last created, opened or resumed the sandbox."""
     opened = select(_EVENTS.c.thread_id).where(_EVENTS.c.sandbox_id == sandbox_id, _EVENTS.c.kind.in_(_OPENING))
@@ -110,10 +117,11 @@ def _same(tx: Transaction, claim: Claim, event: Event) -> Event | None:
 
 
 def _insert(tx: Transaction, claim: Claim, event: Event) -> Event:
-    last = select(_EVENTS.c.sequence, _EVENTS.c.at).where(_EVENTS.c.thread_id == claim.thread_id)
-    row = tx.connection.execute(last.order_by(_EVENTS.c.sequence.desc()).limit(1)).one_or_none()
-    # times never go back within a thread, whatever the database's clock does
-    sequence, at = (1, tx.now) if row is None else (row.sequence + 1, max(row.at, tx.now))
+    last = _last(tx, claim.thread_id)
+    # times never go back within a thread, whatever the database's clock does, and tell what came after a checkpoint
+    sequence, at = (1, tx.now) if last is None else (last.sequence + 1, max(last.at, tx.now))
+    captured = select(func.max(_CHECKPOINTS.c.created_at)).where(_CHECKPOINTS.c.thread_id == claim.thread_id)
+    at = max(at, (tx.connection.scalar(captured) or 0) + 1)
     new = _as_stored(event, claim.thread_id, sequence, at, claim.fence)
     chunks, lists = _referred(new)
     record = _encoder.encode(new)
@@ -131,6 +139,12 @@ def _insert(tx: Transaction, claim: Claim, event: Event) -> Event:
         )
     )
     return _decode(record)
+
+
+def _last(tx: Transaction, thread_id: str) -> Row[*tuple[Any, ...]] | None:
+    """Number and time of the thread's newest event."""
+    last = select(_EVENTS.c.sequence, _EVENTS.c.at).where(_EVENTS.c.thread_id == thread_id)
+    return tx.connection.execute(last.order_by(_EVENTS.c.sequence.desc()).limit(1)).one_or_none()
 
 
 def _as_stored(event: Event, thread_id: str, sequence: int, at: int, fence: int) -> Event:

@@ -174,7 +174,7 @@ async def test_pages_and_roots_are_found_by_their_indexes(store: SqlCheckpointSt
     plans: list[str] = []
 
     def explain(connection: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> None:
-        if "FROM events" in statement:
+        if "FROM events" in statement or "max(checkpoints" in statement:
             other = connection.connection.dbapi_connection.cursor()
             other.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
             plans.append(" / ".join(row[3] for row in other.fetchall()))
@@ -187,12 +187,13 @@ async def test_pages_and_roots_are_found_by_their_indexes(store: SqlCheckpointSt
         await store.append_event(await claim_thread(store, "thread"), new_event())
     finally:
         event.remove(Engine, "before_cursor_execute", explain)
-    page, roots, same, last = plans
+    page, roots, taken, same, last, captured = plans
     assert page == "SEARCH events USING INDEX sqlite_autoindex_events_1 (thread_id=? AND sequence>?)"
     assert roots == "SCAN events USING INDEX events_with_outputs"
     assert "SEARCH" in same
     assert "id=?" in same
-    assert last == "SEARCH events USING INDEX sqlite_autoindex_events_1 (thread_id=?)"
+    assert taken == last == "SEARCH events USING INDEX sqlite_autoindex_events_1 (thread_id=?)"
+    assert captured == "SEARCH checkpoints USING COVERING INDEX checkpoints_in_order (thread_id=?)"
 
 
 async def test_gc_decodes_no_event(store: SqlCheckpointStore, tmp_path: Path) -> None:

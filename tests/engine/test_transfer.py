@@ -347,7 +347,7 @@ async def test_a_writer_that_takes_little_at_a_time_gets_it_all(repo: Repository
 
 
 async def test_what_is_exported_is_kept_from_gc(repo: Repository, work: Path, tmp_path: Path) -> None:
-    (work / "a").write_bytes(os.urandom(3 << 20))
+    (work / "a").write_bytes(os.urandom(40 << 20))
     checkpoint = await captured(repo, work)
     loop = asyncio.get_running_loop()
     out = io.BytesIO()

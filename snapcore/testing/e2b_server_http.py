@@ -384,8 +384,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: int, answer: Any, strike: E2BStrike, headers: dict[str, str] | None = None) -> None:
         if strike.lose:
             raise _GoneError
-        if self.left:
-            self.close_connection = True  # an error that was found before the body had come
+        if self.left != 0:
+            self.close_connection = True  # an error that was found before the body had come: the rest of it is no request
         self._send_bytes(status, b"" if answer is None else json.dumps(answer).encode(), "application/json", headers)
 
     def _send_bytes(self, status: int, data: bytes, kind: str, headers: dict[str, str] | None = None) -> None:
@@ -394,6 +394,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         if status != 204:
             self.send_header("Content-Length", str(len(data)))
+        if self.close_connection:
+            self.send_header("Connection", "close")  # or the client might send its next request here
         self.end_headers()
         self.wfile.write(data)
         self.wfile.flush()

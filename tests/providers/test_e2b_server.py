@@ -1,8 +1,11 @@
 """The E2B test server by E2B's own client, unmodified: what the tests of the provider rest on."""
 
 import asyncio
+import base64
+import json
 import os
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -55,6 +58,26 @@ async def test_commands_are_run_by_real_users_in_real_folders(sandbox: AsyncSand
     assert caught.value.exit_code == 3
     with pytest.raises(e2b.AuthenticationException):
         await sandbox.commands.run("true", user="nobody-there")
+
+
+async def test_a_request_that_is_refused_before_its_body_has_come_leaves_nothing_of_it_behind(
+    server: E2BServer, sandbox: AsyncSandbox
+) -> None:
+    login = base64.b64encode(b"nobody-there:").decode()
+    head = (
+        "POST /process.Process/Start HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/connect+json\r\n"
+        f"E2b-Sandbox-Id: {sandbox.sandbox_id}\r\nAuthorization: Basic {login}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    place = urllib.parse.urlsplit(server.options["sandbox_url"])
+    reader, writer = await asyncio.open_connection(place.hostname, place.port)
+    writer.write(head.encode())
+    answer = await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"5\r\nhello\r\n0\r\n\r\n")
+    rest = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b"connection: close\r\n" in answer.lower()
+    assert json.loads(rest)["code"] == 401  # and no second answer after it
 
 
 async def test_commands_run_in_the_background_and_read_what_they_are_sent(sandbox: AsyncSandbox) -> None:

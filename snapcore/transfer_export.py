@@ -23,7 +23,7 @@ from .ticking import ticking
 from .transfer_output import FORMATS, ArchiveOutput, ArchiveTarget
 from .transfer_tar import IN_ROOT, filled_up, member_header, padding
 
-__all__ = ["ExportReport", "ExportRequest", "export"]
+__all__ = ["ExportReport", "ExportRequest", "export", "member_target"]
 
 FETCH_BYTES: Final = 16 << 20  # of content, fetched together
 WRITE_BYTES: Final = 1 << 20  # in one call
@@ -231,7 +231,7 @@ def member_target(entry: Entry) -> bytes:
     """A link's target as an archive has it: one that was absolute into the root is relative to the link."""
     if not entry.in_root:
         return entry.target
-    return (b"../" * entry.path.count(b"/") + entry.target).rstrip(b"/") or b"."
+    return (b"../" * entry.path.count(b"/") + entry.target.lstrip(b"/")).rstrip(b"/") or b"."
 
 
 def _write(output: ArchiveOutput, parts: Sequence[tuple[bytes, bool]], raws: Mapping[bytes, bytes]) -> None:

@@ -134,8 +134,9 @@ class SnapshotClient:
 
     async def history(self, snapshot_id: str) -> list[Checkpoint]:
         """The checkpoints of a session, oldest first."""
-        async with self._opened(create=False) as repository:
-            return await repository.list(snapshot_id)
+        with self._scrubbed():
+            async with self._opened(create=False) as repository:
+                return await repository.list(snapshot_id)
 
     async def rewind(self, session: Any, checkpoint: str) -> Checkpoint:
         """Make an older checkpoint of a session the newest, which its next start restores: an id, a unique prefix of one, or
@@ -146,9 +147,10 @@ class SnapshotClient:
         """
         state = getattr(session, "state", session)
         snapshot_id = session if isinstance(session, str) else cast("str", state.snapshot.id)
-        async with self._opened(create=False) as repository:
-            found = await repository.resolve(checkpoint, snapshot_id)
-            done = await repository.rewind(snapshot_id, found.id)
+        with self._scrubbed():
+            async with self._opened(create=False) as repository:
+                found = await repository.resolve(checkpoint, snapshot_id)
+                done = await repository.rewind(snapshot_id, found.id)
         if not isinstance(session, str):
             state.snapshot_fingerprint = None
             state.snapshot_fingerprint_version = None
@@ -156,9 +158,10 @@ class SnapshotClient:
 
     async def fork(self, snapshot_id: str, to_snapshot_id: str, checkpoint: str | None = None) -> Checkpoint:
         """Start the history of another session from a checkpoint of this one, by default its newest."""
-        async with self._opened(create=False) as repository:
-            found = None if checkpoint is None else (await repository.resolve(checkpoint, snapshot_id)).id
-            return await repository.fork(snapshot_id, found, to_thread_id=to_snapshot_id)
+        with self._scrubbed():
+            async with self._opened(create=False) as repository:
+                found = None if checkpoint is None else (await repository.resolve(checkpoint, snapshot_id)).id
+                return await repository.fork(snapshot_id, found, to_thread_id=to_snapshot_id)
 
     # ---- helpers
 

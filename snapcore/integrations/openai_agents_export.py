@@ -8,30 +8,30 @@ with it the whole archive, is left out.
 The place of every byte is known from the manifest, so that contents are fetched in the order of the packs.
 """
 
-import contextlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO, Final, cast
 
 import msgspec
 
 from snapcore.contents import ContentStager, FileTask
-from snapcore.engine import Engine, finish
-from snapcore.errors import Code, RepositoryError, SnapshotError
+from snapcore.engine import Engine
+from snapcore.errors import Code, SnapshotError
 from snapcore.manifest import page_totals
 from snapcore.model import Checkpoint, Entry, Kind, RootState, Totals
-from snapcore.protocols import Pin, Stage, StageFile, StageWrite
+from snapcore.protocols import Stage, StageFile, StageWrite
 from snapcore.providers.archive import temporary_room
 from snapcore.providers.docker_tar import TAR_END, header_of, padding
 from snapcore.providers.threads import in_thread
 from snapcore.records import RecordReader
 from snapcore.redaction import Redactor
+from snapcore.restoring import pinned
 from snapcore.target import LOAD_PAGES, load_target
+from snapcore.transfer_export import member_target
 
-__all__ = ["Export", "export_tar", "member_target", "refusal"]
+__all__ = ["Export", "export_tar", "refusal"]
 
-PIN_SECONDS: Final = 6 * 3600.0
 RECORD: Final = 10_240  # tar's own: archives are filled up to a multiple of it
 
 
@@ -50,14 +50,6 @@ def refusal(entry: Entry) -> str:
     if entry.kind == Kind.LINK and not _stays_inside(entry.path, member_target(entry)):
         return "a link that leads out of the workspace as it is written"
     return ""
-
-
-def member_target(entry: Entry) -> bytes:
-    """A link's target as the archive has it: one that was absolute into the root is relative to the link."""
-    if not entry.in_root:
-        return entry.target
-    climb = b"../" * entry.path.count(b"/")
-    return (climb + entry.target.lstrip(b"/")).rstrip(b"/") or b"."
 
 
 def _stays_inside(path: bytes, target: bytes) -> bool:
@@ -86,7 +78,7 @@ async def export_tar(engine: Engine, checkpoint: Checkpoint, *, reinject: Redact
         )
     file = tempfile.TemporaryFile(prefix="snapcore-")  # noqa: SIM115 (whoever gets it closes it)
     try:
-        async with _pinned(engine, checkpoint):
+        async with pinned(engine, checkpoint):
             with temporary_room():
                 return await _Exporter(engine, checkpoint.roots[0], file, reinject).run()
     except BaseException:
@@ -194,23 +186,3 @@ def _write_at(fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
     while view:
         written = os.pwrite(fd, view, at)
         view, at = view[written:], at + written
-
-
-@contextlib.asynccontextmanager
-async def _pinned(engine: Engine, checkpoint: Checkpoint) -> AsyncIterator[None]:
-    """Hold the records against gc, for longer than any export takes. Who may only read the database has no hold."""
-    roots = [root.manifest for root in checkpoint.roots]
-    try:
-        pin: Pin | None = await finish(
-            engine.checkpoints.pin(roots, (checkpoint.thread_id, checkpoint.id), ttl=PIN_SECONDS),
-            undo=engine.checkpoints.unpin,
-        )
-    except RepositoryError as error:
-        if error.code != Code.READ_ONLY:
-            raise
-        pin = None
-    try:
-        yield
-    finally:
-        if pin is not None:
-            await finish(engine.checkpoints.unpin(pin))

@@ -573,3 +573,20 @@ async def test_a_run_that_was_interrupted_goes_on_in_another_sandbox(tmp_path: P
         uuid.UUID(thread.thread_id)
         last = (await repo.list(thread.thread_id))[-1]
         assert await repo.read_file(last, b"d/note") == b"made\nmore\n"
+
+
+async def test_a_secret_in_the_name_of_a_checkpoint_is_not_shown(repo: Repository) -> None:
+    snapshots = SnapshotClient(repo, secrets={"TOKEN": SECRET})
+    client, spec = bound(snapshots)
+    session = await started(client, spec)
+    await session.stop()
+    thread_id = str(session.state.session_id)
+    for asked in (
+        snapshots.rewind(thread_id, f"label:{SECRET}"),
+        snapshots.fork(thread_id, "another", f"label:{SECRET}"),
+        snapshots.history(f"\n{SECRET}"),
+    ):
+        with pytest.raises(SnapcoreError) as caught:
+            await asked
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+    await client.delete(session)

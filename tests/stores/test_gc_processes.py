@@ -4,12 +4,9 @@ On SQLite and on Postgres: whoever has the lock first is done first, and the oth
 """
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from snapcore.model import PackState, WriterLease
@@ -19,6 +16,7 @@ from snapcore.testing.entries import IDENTITY, append, checkpoint_for, digest, n
 
 from . import gc_process
 from .gc_process import Job, work
+from .held_process import ENOUGH, held, release
 
 HOLD = {
     "start": "sql_gc.start",
@@ -27,7 +25,6 @@ HOLD = {
     "move": "sql_gc.move_records",
     "commit": "sql_checkpoints.append",
 }
-ENOUGH = 120.0  # seconds after which a test has failed
 
 
 class Scene:
@@ -67,7 +64,7 @@ class Scene:
 
     async def both(self, first: Job, second: Job) -> tuple[str, str]:
         """The first, in a process of its own, has done its work and not committed when the second begins."""
-        async with held(self.url, HOLD[first.call], first) as process:
+        async with held(gc_process.__file__, self.url, HOLD[first.call], first) as process:
             waiting = asyncio.create_task(work(self.store, second))
             return await release(process), await asyncio.wait_for(waiting, ENOUGH)
 
@@ -78,28 +75,6 @@ class Scene:
         """The pack in which the record is, None when it has no row."""
         found = await self.store.locate([digest("x")])
         return found[digest("x")].pack_id if found else None
-
-
-@asynccontextmanager
-async def held(url: str, hold: str, job: Job) -> AsyncIterator[asyncio.subprocess.Process]:
-    pipe = asyncio.subprocess.PIPE
-    arguments = (gc_process.__file__, url, hold, msgspec.json.encode(job).decode())
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=pipe, stdout=pipe)
-    assert process.stdout is not None
-    try:
-        assert (await asyncio.wait_for(process.stdout.readline(), ENOUGH)).strip() == b"inside"
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-async def release(process: asyncio.subprocess.Process) -> str:
-    """Let it go on to its end; what came out."""
-    output, _ = await asyncio.wait_for(process.communicate(b"go\n"), ENOUGH)
-    assert process.returncode == 0
-    return output.decode().strip()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -188,7 +163,7 @@ async def test_a_gc_that_has_begun_its_step_ends_it_before_it_is_superseded(scen
 async def test_a_lease_that_ends_before_the_commit_begins_is_lost(scene: Scene) -> None:
     """Cases 35 and 38: the writer has checked its lease, stands still, and another takes over."""
     job = await scene.writer("late", ttl=0.2)
-    async with held(scene.url, "start", job) as process:
+    async with held(gc_process.__file__, scene.url, "start", job) as process:
         await run_out(scene.store, job.lease)
         quick = await append(scene.store, "thread", "quick")
         run = await scene.store.start_maintenance()
@@ -200,7 +175,7 @@ async def test_a_lease_that_ends_before_the_commit_begins_is_lost(scene: Scene) 
 async def test_a_takeover_waits_for_a_commit_that_has_begun(scene: Scene) -> None:
     """Case 38: the check and the write are one transaction, and whoever takes over waits for it."""
     job = await scene.writer("late")
-    async with held(scene.url, HOLD["commit"], job) as process:
+    async with held(gc_process.__file__, scene.url, HOLD["commit"], job) as process:
         waiting = asyncio.create_task(scene.store.acquire_writer("thread"))
         assert await release(process) == "done"
         grant = await asyncio.wait_for(waiting, ENOUGH)

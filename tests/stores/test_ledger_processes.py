@@ -5,9 +5,7 @@ On SQLite and on Postgres. One process stops inside its transaction, or before i
 
 import asyncio
 import secrets
-import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -21,10 +19,9 @@ from snapcore.testing.entries import IDENTITY, start
 from snapcore.testing.ledger_suite import claim_thread, new_event
 
 from . import ledger_process
+from .held_process import ENOUGH, held, release
 from .ledger_process import Job, work
 from .postgres_helpers import Wire
-
-ENOUGH = 120.0  # seconds after which a test has failed
 
 
 class Scene:
@@ -75,32 +72,9 @@ async def scene(url: str) -> AsyncIterator[Scene]:
     await scene.store.close()
 
 
-@asynccontextmanager
-async def held(url: str, hold: str, job: Job) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process that has come to where it stops."""
-    pipe = asyncio.subprocess.PIPE
-    arguments = (ledger_process.__file__, url, hold, msgspec.json.encode(job).decode())
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=pipe, stdout=pipe)
-    assert process.stdout is not None
-    try:
-        assert (await asyncio.wait_for(process.stdout.readline(), ENOUGH)).strip() == b"inside"
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-async def release(process: asyncio.subprocess.Process) -> str:
-    """Let it go on to its end; what came out."""
-    output, _ = await asyncio.wait_for(process.communicate(b"go\n"), ENOUGH)
-    assert process.returncode == 0
-    return output.decode().strip()
-
-
 async def test_a_worker_that_was_superseded_before_its_event_is_told(scene: Scene) -> None:
     """Case 38."""
-    async with held(scene.url, "start", scene.event()) as process:
+    async with held(ledger_process.__file__, scene.url, "start", scene.event()) as process:
         assert await work(scene.store, await scene.takeover()) == "done"
         assert await release(process) == "CheckpointWriterLostError"
     assert len(await scene.events()) == 1
@@ -108,7 +82,7 @@ async def test_a_worker_that_was_superseded_before_its_event_is_told(scene: Scen
 
 async def test_an_event_that_waits_for_a_takeover_in_another_process_is_refused(scene: Scene) -> None:
     """Case 38: the claim is replaced and not yet committed when the event's transaction begins."""
-    async with held(scene.url, "claim", await scene.takeover()) as process:
+    async with held(ledger_process.__file__, scene.url, "claim", await scene.takeover()) as process:
         waiting = asyncio.create_task(work(scene.store, scene.event()))
         assert await release(process) == "done"
         assert await asyncio.wait_for(waiting, ENOUGH) == "CheckpointWriterLostError"
@@ -118,7 +92,7 @@ async def test_an_event_that_waits_for_a_takeover_in_another_process_is_refused(
 async def test_a_takeover_that_waits_for_an_event_in_another_process_sees_it(scene: Scene) -> None:
     """Case 38: whoever has claimed a thread reads all that was written before, and nothing comes after it."""
     takeover = await scene.takeover()
-    async with held(scene.url, "append", scene.event()) as process:
+    async with held(ledger_process.__file__, scene.url, "append", scene.event()) as process:
         waiting = asyncio.create_task(work(scene.store, takeover))
         assert await release(process) == "done"
         assert await asyncio.wait_for(waiting, ENOUGH) == "done"
@@ -130,7 +104,7 @@ async def test_a_takeover_that_waits_for_an_event_in_another_process_sees_it(sce
 async def test_a_capture_that_was_superseded_before_its_commit_moves_no_head(scene: Scene) -> None:
     """Case 38: the claim ends under the very lease that the capture holds."""
     commit = await scene.checkpoint()
-    async with held(scene.url, "start", commit) as process:
+    async with held(ledger_process.__file__, scene.url, "start", commit) as process:
         assert await work(scene.store, Job("claim", lease=commit.lease)) == "done"
         assert await release(process) == "CheckpointWriterLostError"
     assert await scene.store.head("thread") is None
@@ -140,7 +114,7 @@ async def test_a_capture_that_was_superseded_before_its_commit_moves_no_head(sce
 async def test_a_commit_that_waits_for_a_takeover_in_another_process_is_refused_as_a_whole(scene: Scene) -> None:
     """Case 38."""
     commit = await scene.checkpoint()
-    async with held(scene.url, "claim", Job("claim", lease=commit.lease)) as process:
+    async with held(ledger_process.__file__, scene.url, "claim", Job("claim", lease=commit.lease)) as process:
         waiting = asyncio.create_task(work(scene.store, commit))
         assert await release(process) == "done"
         assert await asyncio.wait_for(waiting, ENOUGH) == "CheckpointWriterLostError"
@@ -150,7 +124,7 @@ async def test_a_commit_that_waits_for_a_takeover_in_another_process_is_refused_
 
 async def test_a_process_killed_inside_its_transaction_leaves_neither_checkpoint_nor_event(scene: Scene) -> None:
     commit = await scene.checkpoint()
-    async with held(scene.url, "enter", commit) as process:
+    async with held(ledger_process.__file__, scene.url, "enter", commit) as process:
         process.kill()
     assert await scene.store.head("thread") is None
     assert len(await scene.events()) == 1
@@ -162,7 +136,7 @@ async def test_processes_that_append_at_once_leave_no_gap(scene: Scene) -> None:
     """Each event has a number of its own, also when a claim is shared by mistake."""
     jobs = [scene.event() for _ in range(4)]
     stores = [SqlCheckpointStore(scene.url) for _ in jobs]
-    async with held(scene.url, "append", scene.event()) as process:
+    async with held(ledger_process.__file__, scene.url, "append", scene.event()) as process:
         waiting = [asyncio.create_task(work(store, job)) for store, job in zip(stores, jobs, strict=True)]
         assert await release(process) == "done"
         assert await asyncio.wait_for(asyncio.gather(*waiting), ENOUGH) == ["done"] * 4

@@ -7,7 +7,19 @@ import typer
 
 from snapcore.errors import CheckpointWriterConflictError, SnapshotError
 
-from .options import AllowAnyRoot, SecretEnv, SecretFile, Thread, Wait
+from .options import (
+    AllowAnyRoot,
+    Everything,
+    Exclude,
+    Include,
+    KeepRebuildable,
+    Label,
+    SecretEnv,
+    SecretFile,
+    Thread,
+    Wait,
+    WithGit,
+)
 from .output import checkpoint_fields, count, path_fields, print_json, print_line, size
 from .progress import progress
 from .runtime import Exit, Invocation, UsageError, command, places, secrets
@@ -15,12 +27,11 @@ from .runtime import Exit, Invocation, UsageError, command, places, secrets
 if TYPE_CHECKING:
     from snapcore.capturing import CaptureReport
 
-__all__ = ["Pattern", "capture", "report_fields", "tell_report"]
+__all__ = ["capture", "report_fields", "tell_report"]
 
 Directory = Annotated[
     str | None, typer.Argument(metavar="DIR", help="The folder, or another sandbox's address. Not with --root.")
 ]
-Pattern = list[str] | None
 
 
 @command
@@ -29,20 +40,12 @@ async def capture(
     *,
     directory: Directory = None,
     thread: Thread,
-    label: Annotated[str | None, typer.Option("--label", "-l", help="A name for this checkpoint.")] = None,
-    include: Annotated[
-        Pattern, typer.Option("--include", metavar="PATTERN", help="Only what matches, as in .gitignore. Repeatable.")
-    ] = None,
-    exclude: Annotated[
-        Pattern, typer.Option("--exclude", metavar="PATTERN", help="Leave out what matches, too. Repeatable.")
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--everything", help="Without the default exclusions: .git, .env files, node_modules, ...")
-    ] = False,
-    with_git: Annotated[bool, typer.Option("--with-git", help="Keep .git.")] = False,
-    keep_rebuildable: Annotated[
-        bool, typer.Option("--keep-rebuildable", help="Keep node_modules, .venv and their like.")
-    ] = False,
+    label: Label = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    everything: Everything = False,
+    with_git: WithGit = False,
+    keep_rebuildable: KeepRebuildable = False,
     root: Annotated[
         list[str] | None,
         typer.Option("--root", metavar="NAME=DIR", help="One of several folders to capture together. Repeatable."),

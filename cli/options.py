@@ -10,7 +10,12 @@ __all__ = [
     "Database",
     "Debug",
     "DryRun",
+    "Everything",
+    "Exclude",
+    "Include",
     "Json",
+    "KeepRebuildable",
+    "Label",
     "OptionalThread",
     "Quiet",
     "Repo",
@@ -20,6 +25,7 @@ __all__ = [
     "Thread",
     "Verbose",
     "Wait",
+    "WithGit",
 ]
 
 Repo = Annotated[
@@ -63,3 +69,15 @@ SecretFile = Annotated[
     list[str] | None,
     typer.Option("--secret-file", metavar="NAME=PATH", help="A secret: what the file holds. Repeatable."),
 ]
+
+_Patterns = list[str] | None
+Label = Annotated[str | None, typer.Option("--label", "-l", help="A name for this checkpoint.")]
+Include = Annotated[
+    _Patterns, typer.Option("--include", metavar="PATTERN", help="Only what matches, as in .gitignore. Repeatable.")
+]
+Exclude = Annotated[_Patterns, typer.Option("--exclude", metavar="PATTERN", help="Leave out what matches, too. Repeatable.")]
+Everything = Annotated[
+    bool, typer.Option("--everything", help="Without the default exclusions: .git, .env files, node_modules, ...")
+]
+WithGit = Annotated[bool, typer.Option("--with-git", help="Keep .git.")]
+KeepRebuildable = Annotated[bool, typer.Option("--keep-rebuildable", help="Keep node_modules, .venv and their like.")]

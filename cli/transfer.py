@@ -10,8 +10,20 @@ import typer
 
 from snapcore.errors import SnapshotError
 
-from .capture import Pattern, report_fields, tell_report
-from .options import OptionalThread, SecretEnv, SecretFile, Thread, Wait
+from .capture import report_fields, tell_report
+from .options import (
+    Everything,
+    Exclude,
+    Include,
+    KeepRebuildable,
+    Label,
+    OptionalThread,
+    SecretEnv,
+    SecretFile,
+    Thread,
+    Wait,
+    WithGit,
+)
 from .output import count, path_list, path_text, print_json, print_line, size
 from .progress import progress
 from .runtime import Exit, Invocation, UsageError, command, resolve, secrets
@@ -137,20 +149,12 @@ async def import_(
     *,
     source: Annotated[str, typer.Argument(metavar="FILE|DIR|-", help="A tar, compressed or not, or a folder; - is stdin.")],
     thread: Thread,
-    label: Annotated[str | None, typer.Option("--label", "-l", help="A name for this checkpoint.")] = None,
-    include: Annotated[
-        Pattern, typer.Option("--include", metavar="PATTERN", help="Only what matches, as in .gitignore. Repeatable.")
-    ] = None,
-    exclude: Annotated[
-        Pattern, typer.Option("--exclude", metavar="PATTERN", help="Leave out what matches, too. Repeatable.")
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--everything", help="Without the default exclusions: .git, .env files, node_modules, ...")
-    ] = False,
-    with_git: Annotated[bool, typer.Option("--with-git", help="Keep .git.")] = False,
-    keep_rebuildable: Annotated[
-        bool, typer.Option("--keep-rebuildable", help="Keep node_modules, .venv and their like.")
-    ] = False,
+    label: Label = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    everything: Everything = False,
+    with_git: WithGit = False,
+    keep_rebuildable: KeepRebuildable = False,
     secret_env: SecretEnv = None,
     secret_file: SecretFile = None,
     on_unsupported: Annotated[

@@ -19,7 +19,7 @@ ADAPTERS = ("stores", "providers", "cli")
 # Lower layers first. A module may import its own layer and those below.
 LAYERS = (
     ("errors", "model"),
-    ("ledger", "maintenance", "protocols", "sandboxes"),
+    ("ledger", "maintenance", "protocols", "runs", "sandboxes"),
     ("chunking", "packs", "manifest", "config", "durations", "hosts", "idset"),
     (
         "selection",
@@ -28,6 +28,7 @@ LAYERS = (
         "redaction_hooks",
         "redaction_match",
         "redaction_stream",
+        "settings",
     ),
     (
         "browse",
@@ -249,7 +250,7 @@ def engine_modules() -> list[Path]:
 
 
 def python_files() -> list[Path]:
-    folders = ("snapcore/integrations", "snapcore/testing", *ADAPTERS, "tests", "benchmarks")
+    folders = ("snapcore/cron", "snapcore/integrations", "snapcore/testing", *ADAPTERS, "tests", "benchmarks")
     return [*engine_modules(), *(path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))]
 
 
@@ -285,7 +286,7 @@ def test_nothing_imports_an_adapter_folder_as_a_top_level_package() -> None:
 
 
 def test_no_engine_module_imports_an_adapter() -> None:
-    outer = tuple(f"snapcore.{name}" for name in (*ADAPTERS, "integrations", "testing"))
+    outer = tuple(f"snapcore.{name}" for name in (*ADAPTERS, "cron", "integrations", "testing"))
     for path in engine_modules():
         wrong = [name for name in imported(path, "snapcore") if name.startswith(outer)]
         assert not wrong, f"{path.name} imports {wrong}; adapters are found by their entry points"

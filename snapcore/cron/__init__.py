@@ -1,0 +1,1 @@
+"""Checkpoints on a schedule: many jobs in one process, or one run for a scheduler of the system."""

@@ -10,7 +10,8 @@ from typer.main import get_command
 
 __all__ = ["ALIASES", "COMMANDS", "app"]
 
-# Name -> module of this package that holds it as a function of the same name (`list` and `import` with an underscore).
+# Name -> module of this package that holds it as a function of the same name (`list_` and `import_` with an underscore). Such a
+# module's EXAMPLES has lines for a shell by the command's words: {"store test": ("snapcore store test ./here",)}.
 COMMANDS: Final = {
     "init": "repositories",
     "capture": "capture",
@@ -83,7 +84,15 @@ class _Plain:
 
 
 class Command(_Plain, TyperCommand):
-    """One command."""
+    """One command. `examples` are lines for a shell, shown in its help."""
+
+    examples: tuple[str, ...] = ()
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help page."""
+        from .help import write_command
+
+        write_command(self, ctx, formatter)
 
 
 class Group(_Plain, TyperGroup):
@@ -98,15 +107,36 @@ class Group(_Plain, TyperGroup):
         name = ALIASES.get(cmd_name, cmd_name)
         if name in GROUPS:
             return _group(name)
-        return _command(name, COMMANDS[name], f"{name}_" if name in ("list", "import") else name) if name in COMMANDS else None
+        return _command(name, COMMANDS[name]) if name in COMMANDS else None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help page."""
+        from .help import write_group
+
+        write_group(self, ctx, formatter)
 
 
-def _command(name: str, module: str, function: str) -> Any:
-    """The command `name`, a function of a module of this package."""
+class _Subgroup(TyperGroup):
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from .help import write_group
+
+        write_group(self, ctx, formatter)
+
+
+def _command(name: str, module: str, group: str = "") -> Any:
+    """The command `name`, a function of a module of this package, with what the module's EXAMPLES has for it.
+
+    The function is called as the command, `group_name` in a group, with an underscore at its end where Python has the word.
+    """
     loaded = importlib.import_module(f".{module}", __package__)
+    words = f"{group} {name}".strip()
+    called = words.replace(" ", "_")
+    function = getattr(loaded, f"{called}_", None) or getattr(loaded, called)
     single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    single.command(name, cls=Command, context_settings={"help_option_names": ["-h", "--help"]})(getattr(loaded, function))
-    return get_command(single)
+    single.command(name, cls=Command, context_settings={"help_option_names": ["-h", "--help"]})(function)
+    made: Any = get_command(single)
+    made.examples = tuple(getattr(loaded, "EXAMPLES", {}).get(words, ()))
+    return made
 
 
 def _group(name: str) -> Any:
@@ -114,9 +144,9 @@ def _group(name: str) -> Any:
     modules = GROUPS[name]
     help_text = importlib.import_module(f".{name}", __package__).__doc__
     settings = {"help_option_names": ["-h", "--help"]}
-    group = TyperGroup(name=name, help=help_text, no_args_is_help=True, context_settings=settings, rich_markup_mode=None)
+    group = _Subgroup(name=name, help=help_text, no_args_is_help=True, context_settings=settings, rich_markup_mode=None)
     for each, module in modules.items():
-        group.add_command(_command(each, module, f"{name}_{each}"), each)
+        group.add_command(_command(each, module, name), each)
     return group
 
 

@@ -1,10 +1,11 @@
 """The parameters that several commands share, each described once."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 __all__ = [
+    "COMMON",
     "AllowAnyRoot",
     "At",
     "Database",
@@ -28,9 +29,18 @@ __all__ = [
     "WithGit",
 ]
 
+COMMON: Final = "Common options"  # the group, last in each help page, of what every command takes
+
 Repo = Annotated[
     str,
-    typer.Option("--repo", "-r", envvar="SNAPCORE_REPO", metavar="URL", help="The repository: a folder or an address."),
+    typer.Option(
+        "--repo",
+        "-r",
+        envvar="SNAPCORE_REPO",
+        metavar="URL",
+        help="The repository: a folder or an address.",
+        rich_help_panel=COMMON,
+    ),
 ]
 Database = Annotated[
     str | None,
@@ -39,12 +49,16 @@ Database = Annotated[
         envvar="SNAPCORE_DATABASE",
         metavar="URL",
         help="The repository's database, when it is not the one in its folder.",
+        rich_help_panel=COMMON,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; no result unless it was asked for as JSON.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=COMMON)]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="No progress; no result unless it was asked for as JSON.", rich_help_panel=COMMON),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.", rich_help_panel=COMMON)]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=COMMON)]
 AllowAnyRoot = Annotated[bool, typer.Option("--allow-any-root", help="Even / or a home folder.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done, and do nothing.")]
 

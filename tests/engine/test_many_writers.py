@@ -113,7 +113,8 @@ print(json.dumps(failed))
 
 
 async def test_a_thousand_threads_from_eight_processes_never_get_in_each_others_way(place: Place) -> None:
-    threads = [f"thread-{number:04}" for number in range(1_000)]
+    # a thousand where many machines meet; one machine's own database takes turns, however many there are
+    threads = [f"thread-{number:04}" for number in range(1_000 if place.database else 250)]
     for thread in threads:
         make_tree(place.folder, thread)
     async with place.open():

@@ -118,15 +118,15 @@ async def test_any_names_and_bytes_go_through(tmp_path: Path) -> None:
     assert compare_trees(root, other) == []
 
 
-async def test_ten_thousand_paths_go_through(tmp_path: Path) -> None:
+async def test_thousands_of_paths_go_through(tmp_path: Path) -> None:
     handle, root = await remote(tmp_path)
-    for i in range(10_000):
+    for i in range(2_500):
         folder = root / f"{'a long name of a folder ' * 3}{i % 50}"
         folder.mkdir(exist_ok=True)
         (folder / f"{'a long name of a file ' * 5}{i}").write_text(str(i))
     async with snapcore.open_repository("memory://") as repo:
         checkpoint = await repo.capture(handle, thread_id="thread")
-        assert checkpoint.totals.files == 10_000
+        assert checkpoint.totals.files == 2_500
         other = tmp_path / "other"
         await repo.restore(handle, thread_id="thread", workspace_root=str(other))
         for path in list(other.rglob("*1")):

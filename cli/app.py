@@ -2,6 +2,9 @@
 
 import importlib
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import typer
@@ -35,10 +38,13 @@ COMMANDS: Final = {
     "export": "transfer",
     "import": "transfer",
     "mcp": "mcp",
+    "help": "help",
 }
 GROUPS: Final = {"store": {"test": "store"}}  # commands of two words, whose functions are called store_test and so on
 ALIASES: Final = {"snapshots": "list", "check": "verify", "prune": "gc"}
 
+SIMILAR: Final = 0.7  # of difflib's measure, from 0 to 1
+USAGE_ERROR: Final[Any] = typer.BadParameter.__base__  # Typer has no public name for it
 _PLAIN: Final = (str, int, float, bool)
 _WHOLE: Final = re.compile(r"-?[0-9]+")
 
@@ -50,19 +56,20 @@ def _convert_plainly(param: Any) -> None:
     if convert not in _PLAIN or "process_value" in vars(param):
         return
     checked = param.process_value
+    repeated = param.nargs != 1 or getattr(param, "multiple", False)
 
     def process_value(ctx: Any, value: Any) -> Any:
         # An empty text is a variable of the caller's that was not set, never a place or a name that is meant.
-        if value == "" or (param.multiple and value and "" in value):
+        if value == "" or (repeated and value and "" in value):
             raise typer.BadParameter("it is empty.", ctx=ctx, param=param)
         if value is None and not param.required:
             return param.callback(ctx, param, value) if param.callback else None
         if value is None or param.callback or convert is bool:
             return checked(ctx, value)
-        if convert is int and not all(_WHOLE.fullmatch(str(item)) for item in (value if param.multiple else [value])):
+        if convert is int and not all(_WHOLE.fullmatch(str(item)) for item in (value if repeated else [value])):
             raise typer.BadParameter(f"{value!r} is not a whole number.", ctx=ctx, param=param)  # int() takes 1_0 and ٣ too
         try:
-            return [convert(item) for item in value] if param.multiple else convert(value)
+            return [convert(item) for item in value] if repeated else convert(value)
         except ValueError:
             return checked(ctx, value)
 
@@ -88,6 +95,20 @@ class Command(_Plain, TyperCommand):
 
     examples: tuple[str, ...] = ()
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """What follows the command's name in the line that says how to use it."""
+        params = self.get_params(ctx)
+        needed = [f"{max(p.opts, key=len)} {p.metavar}" for p in params if p.param_type_name == "option" and p.required]
+        arguments = [p for p in params if p.param_type_name == "argument"]
+        named = [p.display_name_raw if p.required else f"[{p.display_name_raw}]" for p in arguments]
+        repeated = ["..." if p.nargs != 1 else "" for p in arguments]
+        return [*needed, "[OPTIONS]", *map("".join, zip(named, repeated, strict=True))]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; of a mistyped option, name those that may have been meant."""
+        with _suggesting():
+            return super().parse_args(ctx, args)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help page."""
         from .help import write_command
@@ -95,19 +116,53 @@ class Command(_Plain, TyperCommand):
         write_command(self, ctx, formatter)
 
 
+@contextmanager
+def _suggesting() -> Iterator[None]:
+    try:
+        yield
+    except USAGE_ERROR as error:
+        if possible := getattr(error, "possibilities", None):
+            error.possibilities = None
+            error.message = f"{error.message}.{_meant(error.option_name, possible)}"
+        raise
+
+
+def _meant(typed: str, known: Sequence[str]) -> str:
+    import difflib
+
+    likely = difflib.get_close_matches(typed, known, cutoff=SIMILAR) or [name for name in known if name.startswith(typed)]
+    return f" Did you mean {' or '.join(likely)}?" if likely else ""
+
+
 class Group(_Plain, TyperGroup):
-    """The command group: a command's module is imported when that command is asked for."""
+    """Commands by name. A command's module is imported when that command is asked for."""
+
+    def __init__(self, *, found: Mapping[str, Callable[[], Any]] | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._found = _all() if found is None else found
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments before the command's name; of a mistyped option, name those that may have been meant."""
+        with _suggesting():
+            return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names in the order of the help page."""
-        return [*COMMANDS, *GROUPS]
+        return list(self._found)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name or alias, or None."""
         name = ALIASES.get(cmd_name, cmd_name)
-        if name in GROUPS:
-            return _group(name)
-        return _command(name, COMMANDS[name]) if name in COMMANDS else None
+        if name in self._found and name not in self.commands:
+            self.commands[name] = self._found[name]()
+        return self.commands.get(name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """Find the command; of a mistyped name, name those that may have been meant."""
+        if args[0].startswith("-") or self.get_command(ctx, args[0]) is not None:
+            return super().resolve_command(ctx, args)
+        known = [*self._found, *ALIASES] if ctx.parent is None else list(self._found)
+        raise USAGE_ERROR(f"No such command {args[0]!r}.{_meant(args[0], known)}", ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help page."""
@@ -116,11 +171,9 @@ class Group(_Plain, TyperGroup):
         write_group(self, ctx, formatter)
 
 
-class _Subgroup(TyperGroup):
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        from .help import write_group
-
-        write_group(self, ctx, formatter)
+def _all() -> dict[str, Callable[[], Any]]:
+    commands: dict[str, Callable[[], Any]] = {name: partial(_command, name, module) for name, module in COMMANDS.items()}
+    return commands | {name: partial(_group, name) for name in GROUPS}
 
 
 def _command(name: str, module: str, group: str = "") -> Any:
@@ -144,10 +197,8 @@ def _group(name: str) -> Any:
     modules = GROUPS[name]
     help_text = importlib.import_module(f".{name}", __package__).__doc__
     settings = {"help_option_names": ["-h", "--help"]}
-    group = _Subgroup(name=name, help=help_text, no_args_is_help=True, context_settings=settings, rich_markup_mode=None)
-    for each, module in modules.items():
-        group.add_command(_command(each, module, name), each)
-    return group
+    found = {each: partial(_command, each, module, name) for each, module in modules.items()}
+    return Group(found=found, name=name, help=help_text, no_args_is_help=True, context_settings=settings, rich_markup_mode=None)
 
 
 def _version(wanted: bool) -> None:

@@ -1,7 +1,7 @@
 """`snapcore capture`."""
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -28,6 +28,18 @@ if TYPE_CHECKING:
     from snapcore.capturing import CaptureReport
 
 __all__ = ["capture", "report_fields", "tell_report"]
+
+EXAMPLES: Final = {
+    "capture": (
+        "snapcore capture ./workspace --thread thread-1",
+        "snapcore capture ./workspace --thread thread-1 --label after-install",
+        "snapcore capture ./workspace --thread thread-1 --exclude '*.log' --with-git",
+        "snapcore capture ./workspace --thread thread-1 --secret-env GITHUB_TOKEN",
+        "snapcore capture docker://my-container/workspace --thread thread-1",
+        "# from cron: nothing to do when nothing has changed, or another is at work",
+        "snapcore capture ./workspace -t thread-1 -q --skip-unchanged --skip-locked",
+    )
+}
 
 Directory = Annotated[
     str | None, typer.Argument(metavar="DIR", help="The folder, or another sandbox's address. Not with --root.")

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["forget", "gc"]
 
+EXAMPLES: Final = {
+    "forget": (
+        "snapcore forget --thread thread-1 --keep-last 10 --keep-daily 7 --dry-run",
+        "snapcore forget --thread thread-1 --keep-last 10 --keep-daily 7",
+        "snapcore forget --all --keep-within 30d --keep-weekly 8",
+    ),
+    "gc": ("snapcore gc --dry-run", "snapcore gc", "snapcore gc --grace 0 --repack"),
+}
+
 # Fate -> why, in the order in which it is told.
 MEANINGS: Final = {
     "freed": "nothing needs them, and their grace is over",

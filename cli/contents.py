@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from snapcore.model import Entry
 
 __all__ = ["cat", "diff", "ls"]
+
+EXAMPLES: Final = {
+    "ls": (
+        "snapcore ls latest --thread thread-1",
+        "snapcore ls label:after-install:src --thread thread-1",
+        "snapcore ls 3f2a -v",
+    ),
+    "cat": ("snapcore cat latest:src/main.py --thread thread-1", "snapcore cat 3f2a:notes.txt | head -n 1"),
+    "diff": ("snapcore diff label:after-install latest --thread thread-1",),
+}
 
 Place = Annotated[str, typer.Argument(metavar="CHECKPOINT[:PATH]", help="A checkpoint, and a path in it.")]
 Root = Annotated[str | None, typer.Option("--root", metavar="NAME", help="Which root, when there are several.")]

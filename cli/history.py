@@ -1,6 +1,6 @@
 """Threads and their checkpoints: `list`, `show`, `threads`, `fork`, `rewind`, `label`, `delete`."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -13,6 +13,28 @@ if TYPE_CHECKING:
     from snapcore.model import Checkpoint
 
 __all__ = ["delete", "fork", "label", "list_", "rewind", "show", "threads"]
+
+
+EXAMPLES: Final = {
+    "list": ("snapcore list --thread thread-1", "snapcore list --thread thread-1 --json"),
+    "threads": ("snapcore threads",),
+    "show": ("snapcore show latest --thread thread-1", "snapcore show 3f2a"),
+    "fork": (
+        "snapcore fork --thread thread-1 --to thread-2",
+        "snapcore fork --thread thread-1 --to thread-3 -c label:after-install",
+        "snapcore fork --thread thread-1 --to thread-4 --at-step 7",
+    ),
+    "rewind": (
+        "snapcore rewind label:after-install --thread thread-1",
+        "snapcore restore ./workspace --thread thread-1",
+    ),
+    "label": (
+        "snapcore label latest before-upgrade --thread thread-1",
+        "# without a label, the one it has is taken away",
+        "snapcore label label:before-upgrade --thread thread-1",
+    ),
+    "delete": ("snapcore delete 3f2a --thread thread-1 --dry-run", "snapcore delete 3f2a --thread thread-1"),
+}
 
 
 @command

@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["EventLines", "log"]
 
+EXAMPLES: Final = {
+    "log": (
+        "snapcore log thread-1",
+        "snapcore log thread-1 --follow",
+        "# what the command of that event wrote",
+        "snapcore log thread-1 --output 3",
+    )
+}
+
 PAGE: Final = 500
 POLL_SECONDS: Final = 0.5
 SHELL: Final = ("sh", "-c")

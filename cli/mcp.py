@@ -3,7 +3,7 @@
 import secrets as random
 import sys
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from snapcore.model import Checkpoint
 
 __all__ = ["mcp"]
+
+
+EXAMPLES: Final = {
+    "mcp": (
+        "snapcore mcp --thread thread-1",
+        "snapcore mcp --thread thread-1 --sandbox docker://my-container/workspace --coding",
+        "snapcore mcp --thread thread-1 --sandbox ./workspace --allow-restore",
+    )
+}
 
 
 @command

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["repair"]
 
+EXAMPLES: Final = {"repair": ("snapcore repair", "snapcore repair --yes", "snapcore repair --read-data --yes")}
+
 LINES_OF_A_KIND: Final = 10  # a database made anew has an action for each pack
 
 

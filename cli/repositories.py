@@ -1,6 +1,6 @@
 """Whole repositories: `init`, `verify`, `stats`."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -9,6 +9,23 @@ from .progress import progress
 from .runtime import Exit, Invocation, UsageError, command
 
 __all__ = ["init", "stats", "verify"]
+
+
+EXAMPLES: Final = {
+    "init": (
+        "snapcore init",
+        "snapcore init --repo ./repository",
+        "# packs in a bucket, the rest in Postgres, for many machines",
+        "snapcore init --repo s3://my-bucket/snapcore --database postgresql://db/snapcore",
+    ),
+    "verify": (
+        "snapcore verify",
+        "snapcore verify --read-data",
+        "# all of it in a week, a part each day",
+        "snapcore verify --read-data-subset 2/7",
+    ),
+    "stats": ("snapcore stats", "snapcore stats --json"),
+}
 
 
 @command

@@ -1,7 +1,7 @@
 """`snapcore restore`."""
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,6 +14,19 @@ if TYPE_CHECKING:
     from snapcore.restoring import Receipt
 
 __all__ = ["restore"]
+
+
+EXAMPLES: Final = {
+    "restore": (
+        "snapcore restore ./workspace --thread thread-1 --dry-run",
+        "snapcore restore ./workspace --thread thread-1",
+        "snapcore restore ./workspace --thread thread-1 --paths src --safety-checkpoint",
+        "snapcore restore ./elsewhere --thread thread-1 -c label:after-install",
+        "snapcore restore docker://my-container/workspace --thread thread-1",
+        "# put the secrets that were left out back in",
+        "snapcore restore ./elsewhere -t thread-1 --reinject --secret-env GITHUB_TOKEN",
+    )
+}
 
 
 @command

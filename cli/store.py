@@ -1,6 +1,6 @@
 """Try out where blobs are to be kept."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from snapcore.stores.probe import ProbeReport
 
 __all__ = ["store_test"]
+
+
+EXAMPLES: Final = {"store test": ("snapcore store test ./repository", "snapcore store test s3://my-bucket/snapcore")}
 
 
 def store_test(

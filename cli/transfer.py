@@ -33,6 +33,20 @@ if TYPE_CHECKING:
 
 __all__ = ["export", "import_"]
 
+EXAMPLES: Final = {
+    "export": (
+        "snapcore export --thread thread-1 -o backup.tar.zst",
+        "snapcore export --thread thread-1 | tar -xf - -C ./elsewhere",
+        "snapcore export label:after-install -t thread-1 --paths src -o src.tar.gz",
+        "snapcore export 3f2a --format oci-layer --prefix app -o layer.tar.gz",
+    ),
+    "import": (
+        "snapcore import backup.tar.zst --thread thread-5 --everything",
+        "snapcore import ./workspace --thread thread-6 --label start",
+        "docker export my-container |\n    snapcore import - --thread thread-7 --on-unsupported skip",
+    ),
+}
+
 STANDARD: Final = "-"
 SUFFIXES: Final = {".tar": "tar", ".tar.gz": "tar.gz", ".tgz": "tar.gz", ".tar.zst": "tar.zst", ".tzst": "tar.zst"}
 
@@ -67,13 +81,6 @@ async def export(
 
     The same checkpoint gives the same bytes. A FILE is there whole, or as it was before. Without -o the archive goes to stdout;
     what --json and -v say goes to stderr then.
-
-    \b
-    Examples:
-      snapcore export --thread t -o backup.tar.zst
-      snapcore export --thread t | tar -xf - -C /srv/project
-      snapcore export label:release --thread t --paths src -o src.tar.gz
-      snapcore export 3f2a --format oci-layer --prefix app -o layer.tar.gz
     """
     to_stdout = output == STANDARD
     if to_stdout and sys.stdout.isatty():
@@ -179,12 +186,6 @@ async def import_(
 
     A tar may be compressed by gzip, bzip2, xz or zstd, and is never unpacked into files. When it is cut short or damaged, or a
     member is absolute, leads up, comes twice or is a device, nothing is saved. What is left out is as in capture.
-
-    \b
-    Examples:
-      snapcore import backup.tar.zst --thread t --everything
-      snapcore import ./project --thread t --label start
-      docker export box | snapcore import - --thread t --on-unsupported skip
     """
     from snapcore.selection import FilePolicy
 

@@ -4,7 +4,7 @@ The same keys stand in `[tool.snapcore]` of a `pyproject.toml`. Names have hyphe
 slip of the pen never drops an exclusion or a secret.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -21,6 +21,11 @@ __all__ = [
 ]
 
 
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+"""A text that is not empty."""
+Limit = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
     """A table of the file."""
 
@@ -29,16 +34,20 @@ class SecretSource(_Table, frozen=True, kw_only=True):
     """Where the value of a secret comes from: just one of an environment variable, a file, or a command's stdout. One line break
     at the end of the file, or of what the command writes, is no part of it."""
 
-    env: str | None = None
-    file: str | None = None
-    command: str | tuple[str, ...] | None = None  # a text is split as a shell splits it; no shell runs it
+    env: Text | None = None
+    file: Text | None = None
+    command: Text | tuple[str, ...] | None = None  # a text is split as a shell splits it; no shell runs it
+
+    def __post_init__(self) -> None:
+        if [self.env, self.file, self.command].count(None) != 2:
+            raise ValueError("It takes just one of env, file and command")
 
 
 class PolicySettings(_Table, frozen=True, kw_only=True):
     """Which files belong to a checkpoint: the options of `FilePolicy`. `everything` drops the default exclusions."""
 
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    include: tuple[Text, ...] = ()
+    exclude: tuple[Text, ...] = ()
     everything: bool = False
     with_git: bool = False
     keep_rebuildable: bool = False
@@ -46,9 +55,9 @@ class PolicySettings(_Table, frozen=True, kw_only=True):
     on_unreadable: Literal["error", "skip"] = "error"
     on_torn: Literal["error", "keep"] = "error"
     on_limit: Literal["error", "skip"] = "error"
-    max_files: int | None = None
-    max_file_bytes: int | None = None
-    max_total_bytes: int | None = None
+    max_files: Limit | None = None
+    max_file_bytes: Limit | None = None
+    max_total_bytes: Limit | None = None
     cross_mounts: bool = False
 
     def policy(self) -> FilePolicy:
@@ -131,9 +140,9 @@ class CronSettings(_Table, frozen=True, kw_only=True):
 class Settings(_Table, frozen=True, kw_only=True):
     """The whole file. Paths are relative to its folder."""
 
-    repo: str | None = None
-    database: str | None = None
-    thread: str | None = None
+    repo: Text | None = None
+    database: Text | None = None
+    thread: Text | None = None
     progress: Literal["auto", "plain", "none"] | None = None
     policy: PolicySettings = PolicySettings()
     secrets: dict[str, SecretSource] = {}

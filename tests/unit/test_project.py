@@ -20,7 +20,7 @@ ADAPTERS = ("stores", "providers", "cli")
 LAYERS = (
     ("errors", "model"),
     ("ledger", "maintenance", "protocols", "runs", "sandboxes"),
-    ("chunking", "packs", "manifest", "config", "durations", "hosts", "idset"),
+    ("chunking", "packs", "manifest", "config", "durations", "hosts", "idmap", "idset", "sharing"),
     (
         "selection",
         "redaction",
@@ -28,7 +28,9 @@ LAYERS = (
         "redaction_hooks",
         "redaction_match",
         "redaction_stream",
+        "secret_sources",
         "settings",
+        "settings_files",
     ),
     (
         "browse",
@@ -70,6 +72,7 @@ LAYERS = (
         "treecheck",
         "treefilter",
         "treeslices",
+        "usage",
         "verification",
     ),
     ("registry", "databases"),

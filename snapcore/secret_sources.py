@@ -1,0 +1,160 @@
+"""Where secrets come from: the environment, files, and what commands write to stdout. Never from arguments and settings files."""
+
+import os
+import select
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from .errors import Code, SnapshotError, printable
+from .redaction_hooks import checked_name
+from .settings import SecretSource
+
+if TYPE_CHECKING:
+    import subprocess
+
+__all__ = ["COMMAND_SECONDS", "MAX_VALUE_BYTES", "secret_values"]
+
+MAX_VALUE_BYTES: Final = 1 << 20
+COMMAND_SECONDS: Final = 60.0
+
+
+def secret_values(sources: Mapping[str, SecretSource], *, folder: str, may_run: bool) -> dict[str, bytes]:
+    """The values of secrets by name. Paths of files are relative to `folder`, where commands run, too.
+
+    Blocks until they are there: a command has `COMMAND_SECONDS`, and nothing on its stdin; what it writes to stderr goes to this
+    process's. It is killed when this is interrupted. `may_run` says whether commands may run at all: not those of a settings file
+    that the user has not named (`Loaded.named`), since an agent could have written it.
+
+    Raises `SnapshotError` `INVALID_REQUEST` for a value that cannot be had, is empty, larger than `MAX_VALUE_BYTES`, or too short
+    to be looked for. Its words hold nothing of a value, a command, or what a command wrote.
+    """
+    return {name: _value(name, source, folder, may_run) for name, source in sources.items()}
+
+
+def _value(name: str, source: SecretSource, folder: str, may_run: bool) -> bytes:
+    checked_name(name, "a secret")
+    if source.env is not None:
+        value = _from_environment(name, source.env)
+    elif source.file is not None:
+        value = _without_line_break(_from_file(name, os.path.join(folder, os.path.expanduser(source.file))))
+    elif source.command is not None:
+        value = _without_line_break(_from_command(name, source.command, folder, may_run))
+    else:
+        raise _invalid(f"Nothing says where secret '{name}' comes from.", "Name one of env, file and command.")
+    _check_length(name, value)
+    return value
+
+
+def _from_environment(name: str, variable: str) -> bytes:
+    value = os.environb.get(os.fsencode(variable))
+    if value is None:
+        # The variable is not named unless it is called as the secret: it could be a value in the wrong place.
+        which = f"The environment variable {name}" if variable == name else f"The environment variable of secret '{name}'"
+        raise _invalid(f"{which} is not set.", "Set it; --secret-env and env take a variable's name, not a value.")
+    return value
+
+
+def _from_file(name: str, path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            value = file.read(MAX_VALUE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no path"
+        raise _invalid(f"The file of secret '{name}', {printable(path)}, cannot be read: {reason}.", "") from None
+    _check_size(name, len(value))
+    return value
+
+
+def _without_line_break(value: bytes) -> bytes:
+    """As files and programs end what they hold."""
+    return value.removesuffix(b"\n").removesuffix(b"\r") if value.endswith(b"\n") else value
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > MAX_VALUE_BYTES:
+        raise _invalid(f"The value of secret '{name}' is larger than {MAX_VALUE_BYTES >> 20} MiB.", "")
+
+
+def _check_length(name: str, value: bytes) -> None:
+    from .redaction import MIN_SECRET_BYTES
+
+    if len(value.strip()) < MIN_SECRET_BYTES:
+        raise _invalid(
+            f"The value of secret '{name}' has less than {MIN_SECRET_BYTES} bytes and would be found everywhere.",
+            "There is no option to take it nevertheless: leave it out.",
+        )
+
+
+def _from_command(name: str, command: str | Sequence[str], folder: str, may_run: bool) -> bytes:
+    words = _words(name, command)
+    if not may_run:
+        raise _invalid(
+            f"Secret '{name}' comes from a command in a settings file that was found, not named; it is not run.",
+            "If you trust the file, name it with --config.",
+        )
+    import subprocess
+
+    deadline = time.monotonic() + COMMAND_SECONDS
+    try:
+        process = subprocess.Popen(words, cwd=folder or None, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "its words are not valid"
+        raise _invalid(f"The command of secret '{name}' cannot be started: {reason}.", "") from None
+    with process:
+        try:
+            value = _output(name, process, deadline)
+            code = process.wait(max(deadline - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise _too_slow(name) from None
+        except BaseException:  # an interruption too: no command is left behind
+            process.kill()
+            raise
+    if code != 0:
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        raise _invalid(f"The command of secret '{name}' {how}.", "What it wrote to stderr, if anything, stands above.")
+    if not value:
+        raise _invalid(f"The command of secret '{name}' wrote nothing to stdout.", "")
+    return value
+
+
+def _words(name: str, command: str | Sequence[str]) -> list[str]:
+    import shlex
+
+    try:
+        words = shlex.split(command) if isinstance(command, str) else list(command)
+    except ValueError:
+        raise _invalid(f"The command of secret '{name}' has a quote without its other one.", "") from None
+    if not words or not words[0]:
+        raise _invalid(f"The command of secret '{name}' is empty.", "")
+    return words
+
+
+def _output(name: str, process: "subprocess.Popen[bytes]", deadline: float) -> bytes:
+    """All that the command writes to stdout."""
+    assert process.stdout is not None
+    descriptor = process.stdout.fileno()
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    value = bytearray()
+    while (left := deadline - time.monotonic()) > 0:
+        if not poll.poll(left * 1000):
+            break
+        piece = os.read(descriptor, 1 << 16)
+        if not piece:
+            return bytes(value)
+        value += piece
+        _check_size(name, len(value))
+    raise _too_slow(name)
+
+
+def _too_slow(name: str) -> SnapshotError:
+    return _invalid(
+        f"The command of secret '{name}' took longer than {COMMAND_SECONDS:g} seconds.",
+        "It gets no input: see that it asks nothing.",
+    )
+
+
+def _invalid(message: str, hint: str) -> SnapshotError:
+    return SnapshotError(message, code=Code.INVALID_REQUEST, hint=hint)

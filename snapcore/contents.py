@@ -12,7 +12,7 @@ from .protocols import Buffer, ReadBlock, Stage, StageFile, Workspace
 from .records import PackRange, RecordReader, join_ranges
 from .redaction import Redactor, zeroed
 
-__all__ = ["ContentStager", "FileTask", "same_contents"]
+__all__ = ["ContentStager", "ContentVerdict", "FileTask", "compare_contents", "same_contents"]
 
 PIECE_BYTES: Final = 8 << 20
 
@@ -25,6 +25,17 @@ class FileTask:
     entry: Entry
     left: int = 0
     redactions: Sequence[Redaction] = ()
+
+
+@dataclass(slots=True)
+class ContentVerdict:
+    """Whether a live file holds its entry's content. `problem` says why it could not be read; `after` is its stat once it had
+    been read, None when it is gone; `steady` whether that is still as it was scanned."""
+
+    same: bool = False
+    problem: str = ""
+    after: FileStat | None = None
+    steady: bool = True
 
 
 class _Comparison:
@@ -62,6 +73,14 @@ async def same_contents(
 ) -> list[bool]:
     """Whether each live file, as scanned, holds its entry's content. Sizes are equal. A file that changes meanwhile is not
     the same."""
+    return [v.same and v.steady for v in await compare_contents(engine, reader, workspace, pairs)]
+
+
+async def compare_contents(
+    engine: Engine, reader: RecordReader, workspace: Workspace, pairs: Sequence[tuple[FileStat, Entry]]
+) -> list[ContentVerdict]:
+    """What can be said of each live file beside its entry, of the same size. Recorded redactions count as equal to what they
+    hide."""
     lists = [e.chunk_list for _, e in pairs if e.chunk_list]
     expanded = await reader.expand(lists) if lists else {}
     comparisons = []
@@ -71,17 +90,22 @@ async def same_contents(
         comparisons.append(_Comparison(redactions, ids, engine.config.chunker))
 
     stats = [s for s, _ in pairs]
+    verdicts = [ContentVerdict() for _ in pairs]
 
     def take(blocks: Sequence[ReadBlock]) -> None:
         for b in blocks:
-            if b.problem or (b.last and not _steady(stats[b.index], b.after)):
-                comparisons[b.index].same = False
-            else:
-                comparisons[b.index].take(b.offset, b.data, last=b.last)
+            verdict = verdicts[b.index]
+            if b.problem:
+                verdict.problem = b.problem
+                continue
+            comparisons[b.index].take(b.offset, b.data, last=b.last)
+            if b.last:
+                verdict.same, verdict.after = comparisons[b.index].same, b.after
+                verdict.steady = _steady(stats[b.index], b.after)
 
     async for blocks in workspace.read(stats):
         await engine.run(take, blocks)
-    return [c.same for c in comparisons]
+    return verdicts
 
 
 def _has_many(entry: Entry) -> bool:

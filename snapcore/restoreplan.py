@@ -4,14 +4,15 @@ Nothing here changes the workspace. Each window says what to stage and which ste
 the stream adds the removal of folders and the metadata of folders that the swap touches.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from .contents import FileTask, same_contents
 from .engine import Engine
 from .errors import Code, SnapshotError, printable
-from .model import Entry, FileStat, Kind, Note, StatPage, is_redacted, path_key
+from .model import Entry, FileStat, Kind, Note, is_redacted, path_key
+from .pagestates import PagePair, PageStates
 from .protocols import (
     PlaceStep,
     RemoveStep,
@@ -23,42 +24,15 @@ from .protocols import (
     Workspace,
 )
 from .records import RecordReader
+from .scope import Scope
 from .selection import Selection
-from .statcache import digest_salt, page_digest, read_stat_page, stat_root
 from .target import LOAD_PAGES, Target
 from .treeslices import slice_scan
 
-__all__ = ["Counts", "RestorePlanner", "Scope", "Window", "link_target"]
+__all__ = ["Counts", "RestorePlanner", "Window", "link_target"]
 
 SHOWN_PATHS: Final = 20
 SECOND: Final = 1_000_000_000  # in nanoseconds
-
-
-class Scope:
-    """Which paths a restore is about: all, or those at and below the paths asked for."""
-
-    def __init__(self, paths: Iterable[bytes] | None) -> None:
-        self._paths = None if paths is None else frozenset(p.strip(b"/") for p in paths)
-
-    @property
-    def whole(self) -> bool:
-        """Whether everything is meant."""
-        return self._paths is None or b"" in self._paths
-
-    @property
-    def paths(self) -> frozenset[bytes]:
-        """The paths asked for."""
-        return self._paths or frozenset()
-
-    def holds(self, path: bytes) -> bool:
-        """Whether `path` is one of the paths or lies below one."""
-        if self.whole:
-            return True
-        return any(path == p or path.startswith(p + b"/") for p in self.paths)
-
-    def leads_to(self, path: bytes) -> bool:
-        """Whether one of the paths lies below `path`."""
-        return any(not path or p.startswith(path + b"/") for p in self.paths)
 
 
 @dataclass(slots=True)
@@ -127,14 +101,13 @@ class RestorePlanner:
         self._workspace = workspace
         self._target = target
         self._selection = selection
-        self._sandbox_id = sandbox_id
         self._scope = scope
         self._owners = owners
         self._restrict = restrict
         self._cross_mounts = cross_mounts
         self._reinject = reinject
         self._root = workspace.root.rstrip("/").encode("utf-8", "surrogateescape") or b"/"
-        self._salt = digest_salt(target.root.policy)
+        self._states = PageStates(engine, workspace, sandbox_id, target.root.policy)
         self._skipped = frozenset(s.path for s in target.root.skipped)
         self._kept_below: bytes | None = None
         self._kept_by_policy = False
@@ -161,9 +134,7 @@ class RestorePlanner:
         stands where a file or link must go, when what is kept hides entries of the checkpoint, or when something cannot be read
         that the capture did not list as left out. `missing` plans for a root that is not there yet."""
         group = []
-        digests: dict[bytes, bytes] = {}
-        if self._sandbox_id:
-            digests = await self._engine.checkpoints.stat_digests(self._sandbox_id, stat_root(self._workspace))
+        await self._states.load()
         top = self._target.folders[b""]
         scan = self._workspace.scan(self._selection, cross_mounts=self._cross_mounts)
         if missing:
@@ -171,46 +142,31 @@ class RestorePlanner:
         async for page, stats in slice_scan(scan, self._target.pages):
             group.append((page.page_id, stats))
             if len(group) >= LOAD_PAGES:
-                yield await self._plan(group, digests)
+                yield await self._plan(group)
                 group = []
-        yield await self._plan(group, digests)
+        yield await self._plan(group)
         yield self._end()
 
-    async def _plan(self, group: Sequence[tuple[bytes, list[FileStat]]], digests: dict[bytes, bytes]) -> Window:
+    async def _plan(self, group: Sequence[tuple[bytes, list[FileStat]]]) -> Window:
         self._window = Window()
         entries = await self._target.entries([i for i, _ in group])
-        unequal = {i for i, stats in group if not self._equal(digests.get(i), stats, len(entries[i]))}
-        remembered = unequal & digests.keys()
-        rows: dict[bytes, StatPage] = {}
-        if remembered:
-            rows = await self._engine.checkpoints.stat_pages(self._sandbox_id, stat_root(self._workspace), remembered)
-        known: dict[bytes, bool] = {}
-        pairs: list[tuple[list[Entry], list[FileStat]]] = []
-        doubtful: list[tuple[FileStat, Entry]] = []
-        for page_id, stats in group:
-            pairs.append((entries[page_id], stats))
-            if page_id not in unequal:
-                known.update((e.path, True) for e in entries[page_id])
-            else:
-                doubtful += _doubtful(entries[page_id], stats, rows.get(page_id), known)
+        pages = [PagePair(i, entries[i], stats) for i, stats in group]
+        unequal = [p for p in pages if not self._states.unchanged(p.page_id, len(p.entries), p.stats)]
+        same, doubtful = await self._states.tell(unequal)
+        changed = {p.page_id for p in unequal}
+        same.update(e.path for p in pages if p.page_id not in changed for e in p.entries)
         if doubtful:
-            same = await same_contents(self._engine, self._reader, self._workspace, doubtful)
-            known.update((e.path, equal) for (_, e), equal in zip(doubtful, same, strict=True))
+            equal = await same_contents(self._engine, self._reader, self._workspace, doubtful)
+            same.update(e.path for (_, e), as_wanted in zip(doubtful, equal, strict=True) if as_wanted)
         if self._reinject:  # what is there may be the zeros of an earlier restore, which counts as equal otherwise
-            known.update((e.path, False) for page_entries, _ in pairs for e in page_entries if is_redacted(e))
-        for page_entries, stats in pairs:
-            self._merge(page_entries, stats, known)
+            same.difference_update([e.path for p in pages for e in p.entries if is_redacted(e)])
+        for page in pages:
+            self._merge(page.entries, page.stats, same)
         return self._window
-
-    def _equal(self, digest: bytes | None, stats: Sequence[FileStat], entries: int) -> bool:
-        if not digest:
-            return False
-        plain = [s for s in stats if not s.note and s.kind <= Kind.LINK]
-        return len(plain) == entries and page_digest(plain, self._salt) == digest
 
     # ---- the merge
 
-    def _merge(self, entries: Sequence[Entry], stats: Sequence[FileStat], known: dict[bytes, bool]) -> None:
+    def _merge(self, entries: Sequence[Entry], stats: Sequence[FileStat], same: Container[bytes]) -> None:
         """Both lists are in walk order."""
         current = {s.path: s for s in stats}
         wanted = {e.path for e in entries}
@@ -231,7 +187,7 @@ class RestorePlanner:
                 if stat is None:
                     self._add(entry)
                 else:
-                    self._bring_in_line(entry, stat, known.get(path, False))
+                    self._bring_in_line(entry, stat, path in same)
 
     def _keeps(self, stat: FileStat) -> bool:
         path = stat.path
@@ -506,22 +462,3 @@ def _shown(paths: Sequence[bytes]) -> str:
 
 async def _new_root(entry: Entry, mode: int) -> AsyncIterator[Sequence[FileStat]]:
     yield [FileStat(b"", Kind.DIR, mode, mtime_ns=entry.mtime_ns, uid=entry.uid, gid=entry.gid)]
-
-
-def _doubtful(
-    entries: Sequence[Entry], stats: Sequence[FileStat], row: StatPage | None, known: dict[bytes, bool]
-) -> list[tuple[FileStat, Entry]]:
-    """Files whose content has to be read to know; what is known for certain goes into `known`."""
-    cached = read_stat_page(row) if row is not None else []
-    times = dict(zip((e.path for e in entries), cached, strict=True)) if len(cached) == len(entries) else {}
-    current = {s.path: s for s in stats if not s.note and s.kind == Kind.FILE}
-    out = []
-    for e in entries:
-        s = current.get(e.path)
-        if s is None or e.kind != Kind.FILE or s.size != e.size:
-            continue
-        if not e.size or (s.mtime_ns == e.mtime_ns and times.get(e.path) == (s.ctime_ns, s.inode)):
-            known[e.path] = True
-        else:
-            out.append((s, e))
-    return out

@@ -14,7 +14,8 @@ from .model import Checkpoint, Entry, FileStat, Kind, Note, Progress, RootState,
 from .protocols import Pin, ProgressCallback, Stage, SwapReport, Workspace
 from .records import RecordReader
 from .redaction import Redactor
-from .restoreplan import Counts, RestorePlanner, Scope, Window, link_target
+from .restoreplan import Counts, RestorePlanner, Window, link_target
+from .scope import Scope
 from .selection import FilePolicy
 from .statcache import digest_salt, make_stat_page, stat_root
 from .target import LOAD_PAGES, Target, load_target

@@ -16,8 +16,8 @@ from .manifest import page_totals
 from .model import Checkpoint, Entry, Kind, Progress, RecordType, Totals, is_redacted, validate_path
 from .protocols import ProgressCallback
 from .records import RecordReader
-from .restoreplan import Scope
 from .restoring import pinned
+from .scope import Scope
 from .target import LOAD_PAGES, Target, load_target
 from .ticking import ticking
 from .transfer_output import FORMATS, ArchiveOutput, ArchiveTarget

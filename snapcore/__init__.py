@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .selection import FilePolicy
     from .session import ExecOutcome, Session
     from .transfer_export import ExportReport
+    from .usage import CheckpointUsage, ThreadUsage, Usage
     from .verification import Problem, VerifyReport
     from .workflows import StepResult, Workflow, WorkflowResult, workflow
 
@@ -103,6 +104,7 @@ _WHERE = {
     "selection": ("FilePolicy",),
     "session": ("ExecOutcome", "Session"),
     "transfer_export": ("ExportReport",),
+    "usage": ("CheckpointUsage", "ThreadUsage", "Usage"),
     "verification": ("Problem", "VerifyReport"),
     "workflows": (
         "StepResult",
@@ -119,6 +121,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointConflictError",
     "CheckpointEvery",
+    "CheckpointUsage",
     "CheckpointWriterConflictError",
     "CheckpointWriterLostError",
     "Code",
@@ -164,8 +167,10 @@ __all__ = [
     "StepFailedError",
     "StepResult",
     "ThreadInfo",
+    "ThreadUsage",
     "Totals",
     "Uncovered",
+    "Usage",
     "Verdict",
     "VerifyReport",
     "Workflow",

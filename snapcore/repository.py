@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .forgetting import ForgetReport
     from .forking import ForkReport
     from .restoring import Receipt, RestoreRequest
+    from .usage import Usage
     from .verification import VerifyReport
 
 __all__ = ["Repository", "RepositoryStats", "as_workspace", "init_repository", "open_repository"]
@@ -577,6 +578,19 @@ class Repository(Sessions, Transfers):
         packs = [p for p in await self.checkpoints.packs() if p.state in PRESENT]
         records, raw = await self.checkpoints.record_totals()
         return RepositoryStats(len(threads), checkpoints, len(packs), records, logical, raw, sum(p.size for p in packs))
+
+    async def usage(
+        self, thread_id: str | None = None, *, checkpoints: bool = False, on_progress: ProgressCallback | None = None
+    ) -> "Usage":
+        """Who needs what is stored: the share of each thread, or of `thread_id`, and with `checkpoints` of each checkpoint of
+        these. Reads the records that describe trees, each once.
+
+        Raises `SnapshotError` `MISSING_CHECKPOINT` for a thread without any, `MISSING_BLOB` or `INVALID_BLOB` when a checkpoint
+        is not whole.
+        """
+        from .usage import usage
+
+        return await usage(self._engine, thread_id=thread_id, checkpoints=checkpoints, on_progress=on_progress)
 
 
 def _root_requests(sandbox: Any, policy: FilePolicy, workspace_root: str | None, roots: Roots | None) -> list[RootRequest]:

@@ -26,6 +26,7 @@ from .model import (
     ThreadInfo,
     WriterLease,
 )
+from .runs import RunStore
 
 __all__ = [
     "BlobInfo",
@@ -174,9 +175,9 @@ class PackInfo(msgspec.Struct, frozen=True):
     commit_seq: int | None
 
 
-class CheckpointStore(MaintenanceStore, LedgerStore, Protocol):
-    """Threads, checkpoints, leases, packs, the ledger and the stat cache: one transactional store. What only gc and repair need
-    of it is in `MaintenanceStore`, the ledger in `LedgerStore`.
+class CheckpointStore(MaintenanceStore, LedgerStore, RunStore, Protocol):
+    """Threads, checkpoints, leases, packs, the ledger, runs of jobs and the stat cache: one transactional store. What only gc and
+    repair need of it is in `MaintenanceStore`, the ledger in `LedgerStore`, runs in `RunStore`.
 
     Every mutating method is one transaction that first locks the repository row; a failure leaves the state unchanged.
     Checkpoints returned are independent values. Lists order by `created_at`, then id as UTF-8 bytes. Invalid thread or

@@ -203,9 +203,9 @@ def _check_parts(commit: Commit) -> None:
 
 
 def check_page(after: int, limit: int) -> None:
-    """Refuse (`INVALID_REQUEST`) a page of events that begins before the first, or has no room for one."""
+    """Refuse (`INVALID_REQUEST`) a page of events or runs that begins before the first, or has no room for one."""
     if not 0 <= after <= _MAX_NUMBER or not 1 <= limit <= _MAX_NUMBER:
-        raise SnapshotError("A page of events begins after 0 or more, and holds 1 or more.", code=Code.INVALID_REQUEST)
+        raise SnapshotError("A page begins after 0 or more, and holds 1 or more.", code=Code.INVALID_REQUEST)
 
 
 def microseconds(seconds: float) -> int:

@@ -23,8 +23,9 @@ from snapcore.model import (
     validate_thread_id,
 )
 from snapcore.protocols import Commit, Grant, PackInfo, Pin, StoreIdentity
+from snapcore.runs import JobRun, checked_run
 
-from . import checks, sql_checkpoints, sql_leases, sql_ledger, sql_packs, sql_stats
+from . import checks, sql_checkpoints, sql_leases, sql_ledger, sql_packs, sql_runs, sql_stats
 from . import sql_schema as schema
 from .sql_dialects import open_database
 from .sql_maintenance import SqlMaintenance
@@ -291,6 +292,26 @@ class SqlCheckpointStore(SqlMaintenance):
         """The thread that last created, opened or resumed that sandbox."""
         validate_text(sandbox_id, "A sandbox id")
         return await self._transactions.read(lambda tx: sql_ledger.sandbox_thread(tx, sandbox_id))
+
+    # ---- runs of scheduled jobs
+
+    async def record_run(self, run: JobRun) -> None:
+        """Keep a run, and the newest ones of its job in its thread; see `RunStore`."""
+        checked = checked_run(run)
+        await self._transactions.write(lambda tx: sql_runs.record(tx, checked))
+
+    async def runs(self, *, job: str | None = None, thread_id: str | None = None, limit: int = 50) -> list[JobRun]:
+        """Up to `limit` runs, of a job and a thread where they are named, newest first."""
+        if job is not None:
+            validate_text(job, "The name of a job")
+        if thread_id:
+            validate_thread_id(thread_id)
+        checks.check_page(0, limit)
+        return await self._transactions.read(lambda tx: sql_runs.list_runs(tx, job, thread_id, limit))
+
+    async def last_runs(self) -> list[JobRun]:
+        """The newest run of each job in each thread, and the newest of each that went well."""
+        return await self._transactions.read(sql_runs.last_runs)
 
     # ---- readers
 

@@ -12,7 +12,7 @@ from snapcore.errors import Code, RepositoryError
 from snapcore.maintenance import Maintenance, PackContents, Roots
 from snapcore.model import PackState, PackWrite, split_ids
 
-from . import sql_checkpoints, sql_ledger, sql_packs
+from . import sql_checkpoints, sql_ledger, sql_packs, sql_runs
 from . import sql_schema as schema
 from .sql_dialects import batches
 from .sql_transactions import Transaction
@@ -188,8 +188,9 @@ def forget_packs(tx: Transaction, run: Maintenance, pack_ids: Sequence[str]) -> 
 
 
 def expire_caches(tx: Transaction, run: Maintenance, unused: int) -> int:
-    """Drop stat caches not used for `unused` microseconds, and pins that have run out."""
+    """Drop stat caches not used for `unused` microseconds, pins that have run out, and runs of long ago."""
     check(tx, run)
+    sql_runs.drop_old(tx)
     tx.connection.execute(delete(_PINS).where(_PINS.c.expires_at <= tx.now))
     sandboxes, rows = schema.sandboxes, schema.stat_rows
     old = tx.connection.scalars(select(sandboxes.c.number).where(sandboxes.c.used_at <= tx.now - unused)).all()

@@ -28,6 +28,7 @@ __all__ = [
     "chunks",
     "deletions",
     "events",
+    "job_runs",
     "ledger_claims",
     "metadata",
     "packs",
@@ -41,7 +42,7 @@ __all__ = [
     "writer_leases",
 ]
 
-HEAD_REVISION: Final = "0002"
+HEAD_REVISION: Final = "0003"
 """The newest Alembic revision in `migrations/versions`: what `metadata` describes."""
 
 metadata = MetaData()
@@ -216,4 +217,17 @@ ledger_claims = Table(
     Column("token", _text, nullable=False),
     Column("fence", BigInteger, nullable=False),
     sqlite_with_rowid=False,
+)
+
+# What scheduled jobs did. The columns are what queries need; `record` is the whole JobRun in msgpack.
+job_runs = Table(
+    "job_runs",
+    metadata,
+    Column("id", _text, primary_key=True),
+    Column("job", _text, nullable=False),
+    Column("thread_id", _text, nullable=False),  # empty for a gc
+    Column("started_at", BigInteger, nullable=False),  # by the clock of the machine that ran it
+    Column("outcome", _text, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    Index("job_runs_in_order", "job", "thread_id", "started_at", "id"),
 )

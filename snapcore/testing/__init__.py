@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .maintenance_suite import MaintenanceTests
     from .provider_suite import ProviderTests
     from .record_suite import RecordTests
+    from .run_suite import RunTests
     from .s3_faults import S3Faults
     from .s3_server import StrictS3Server
 
@@ -33,6 +34,7 @@ __all__ = [
     "ManualClock",
     "ProviderTests",
     "RecordTests",
+    "RunTests",
     "S3Faults",
     "StrictS3Server",
     "WriterLeaseTests",
@@ -49,6 +51,7 @@ _MODULES: Final = {
     "ManualClock": "clock",
     "ProviderTests": "provider_suite",
     "RecordTests": "record_suite",
+    "RunTests": "run_suite",
     "S3Faults": "s3_faults",
     "StrictS3Server": "s3_server",
     "WriterLeaseTests": "lease_suite",

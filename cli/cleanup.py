@@ -74,21 +74,23 @@ async def forget(
         raise UsageError("Name a thread with --thread, or say --all.", hint="Nothing was forgotten.")
     async with invocation.repository() as repo:
         try:
-            report = await repo.forget(
-                thread,
-                all_threads=every,
-                keep_last=last,
-                keep_hourly=hourly,
-                keep_daily=daily,
-                keep_weekly=weekly,
-                keep_monthly=monthly,
-                keep_yearly=yearly,
-                keep_within=within,
-                keep_labels=tuple(labels or ()),
-                keep_labeled=not forget_labeled,
-                dry_run=dry_run,
-                wait=wait,
-            )
+            with progress(invocation, "forget") as on_progress:
+                report = await repo.forget(
+                    thread,
+                    all_threads=every,
+                    keep_last=last,
+                    keep_hourly=hourly,
+                    keep_daily=daily,
+                    keep_weekly=weekly,
+                    keep_monthly=monthly,
+                    keep_yearly=yearly,
+                    keep_within=within,
+                    keep_labels=tuple(labels or ()),
+                    keep_labeled=not forget_labeled,
+                    dry_run=dry_run,
+                    wait=wait,
+                    on_progress=on_progress,
+                )
         except SnapshotError as error:
             if error.code is not Code.INVALID_REQUEST:
                 raise

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import IO, Any, Final
 
 from snapcore.errors import Code, SnapshotError, printable
+from snapcore.model import Progress
+from snapcore.protocols import ProgressCallback
 
 from .archive import Archive, temporary_room
 from .archive_compression import MAGIC_BYTES, compression_of, unpacked
@@ -26,7 +28,9 @@ POLL_MS: Final = 200
 
 
 @contextlib.asynccontextmanager
-async def opened_archive(source: Any, max_bytes: int | None = None) -> AsyncIterator[Archive]:
+async def opened_archive(
+    source: Any, max_bytes: int | None = None, on_progress: ProgressCallback | None = None
+) -> AsyncIterator[Archive]:
     """The tar in `source`, a path or an object with `read`. A plain file is read where it is; anything else is kept in a file
     without a name, which may take `max_bytes`, by default half of what is free where temporary files go.
 
@@ -45,7 +49,7 @@ async def opened_archive(source: Any, max_bytes: int | None = None) -> AsyncIter
                 return
         room = max_bytes if max_bytes is not None else shutil.disk_usage(tempfile.gettempdir()).free // 2
         file = files.enter_context(tempfile.TemporaryFile(prefix="snapcore-"))
-        yield _checked(Archive(file, await _spool(stream, file, room)))
+        yield _checked(Archive(file, await _spool(stream, file, room, on_progress)))
 
 
 def _open(path: Any) -> IO[bytes]:
@@ -81,13 +85,15 @@ def _checked(archive: Archive) -> Archive:
     return archive
 
 
-async def _spool(stream: Any, file: IO[bytes], room: int) -> int:
+async def _spool(stream: Any, file: IO[bytes], room: int, on_progress: ProgressCallback | None) -> int:
     """Copy a stream to its end, without its compression; the size. Raises `SnapshotError` `LIMIT_EXCEEDED`."""
     size = 0
     pieces = _Pieces(stream)
     whole = unpacked(pieces)
     while copied := await _copied(pieces, whole, file, room - size):
         size += copied
+        if on_progress is not None:
+            on_progress(Progress("unpack", bytes=size))
     return size
 
 

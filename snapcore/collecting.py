@@ -127,7 +127,11 @@ class _Collect:
 
     def _tell(self, done: int) -> None:
         if self._on_progress is not None:
-            self._on_progress(Progress("gc", done))
+            self._on_progress(Progress("mark", done, unit="record"))
+
+    def _tell_moved(self, done: int, size: int, total: int) -> None:
+        if self._on_progress is not None:
+            self._on_progress(Progress("repack", done, size, total, unit="pack"))
 
     async def _mark(self) -> Roots:
         """Walk to all that is live. A checkpoint may be deleted meanwhile: the walk then goes on from the roots that are left."""
@@ -192,7 +196,9 @@ class _Collect:
         garbage = [p.pack_id for p in report.packs if p.fate is Fate.CONDEMNED and p.condemned_at is None]
         condemned = {*abandoned, *await self._store.condemn(run, roots.mark, garbage)}
         moving = [p for p in report.packs if p.fate is Fate.REPACKED]
-        repacker = Repacker(self._engine, run, roots.mark, self._reach.live)
+        repacker = Repacker(
+            self._engine, run, roots.mark, self._reach.live, lambda done, size: self._tell_moved(done, size, len(moving))
+        )
         moved = await repacker.move([p.pack_id for p in moving])
         report.bytes_moved = repacker.bytes_written
         freed = await self._sweep(run)

@@ -15,8 +15,8 @@ from .engine import Engine
 from .errors import CheckpointWriterConflictError, Code, SnapshotError, printable
 from .history import missing, surely
 from .leases import WriterHold
-from .model import Checkpoint, validate_text, validate_thread_id
-from .protocols import CheckpointStore
+from .model import Checkpoint, Progress, validate_text, validate_thread_id
+from .protocols import CheckpointStore, ProgressCallback
 
 __all__ = ["ForgetReport", "KeepRules", "SkippedThread", "Verdict", "forget", "forget_all", "judge"]
 
@@ -203,7 +203,14 @@ async def forget(
     return ForgetReport(dry_run, await _forget(engine, thread_id, rules, check, dry_run=dry_run, wait=wait))
 
 
-async def forget_all(engine: Engine, rules: KeepRules, *, dry_run: bool = False, wait: float | None = None) -> ForgetReport:
+async def forget_all(
+    engine: Engine,
+    rules: KeepRules,
+    *,
+    dry_run: bool = False,
+    wait: float | None = None,
+    on_progress: ProgressCallback | None = None,
+) -> ForgetReport:
     """Forget in every thread, in each by itself.
 
     Threads that another writer holds are skipped, and so are those that have none of the labels to keep, when there is no
@@ -218,7 +225,9 @@ async def forget_all(engine: Engine, rules: KeepRules, *, dry_run: bool = False,
         if checkpoints and not rules.counted and not {c.label for c in checkpoints} & set(rules.labels):
             raise _NoLabelError(f"Thread {printable(checkpoints[0].thread_id)}", ", ".join(sorted(rules.labels)))
 
-    for thread_id in thread_ids:
+    for number, thread_id in enumerate(thread_ids):
+        if on_progress is not None:
+            on_progress(Progress("forget", number, total_files=len(thread_ids), unit="thread"))
         try:
             report.verdicts += await _forget(engine, thread_id, rules, check, dry_run=dry_run, wait=wait)
         except (CheckpointWriterConflictError, _NoLabelError) as error:

@@ -352,13 +352,15 @@ class StatUpdate(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """A report of long work: its phase, files and bytes done, totals where they are known."""
+    """A report of long work: its phase, files and bytes done, totals where they are known. `unit` is what `files` counts, one of
+    them: `file`, `pack`, `record`, `checkpoint`, `thread`."""
 
     phase: str
     files: int = 0
     bytes: int = 0
     total_files: int | None = None
     total_bytes: int | None = None
+    unit: str = "file"
 
 
 class Capabilities(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """What is wrong with the packs themselves: each is looked for, and read where that was asked for."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -9,9 +9,9 @@ import msgspec
 from .engine import Engine, each
 from .errors import Code, SnapshotError
 from .maintenance import PackContents
-from .model import PackRecord, PackState
+from .model import PackRecord, PackState, Progress
 from .packs import pack_key, read_pack, record_content, sound_records
-from .protocols import PackInfo
+from .protocols import PackInfo, ProgressCallback
 from .subset import Subset
 from .treecheck import Found
 
@@ -35,9 +35,12 @@ class _Verdict(msgspec.Struct, frozen=True):
 class PackCheck:
     """`problems` has the message by kind and subject; `packs` and `bytes_read` count what was looked at."""
 
-    def __init__(self, engine: Engine, told: Callable[[int, int], None]) -> None:
+    def __init__(self, engine: Engine, on_progress: ProgressCallback | None) -> None:
         self._engine = engine
-        self._told = told
+        self._on_progress = on_progress
+        self._to_look = 0
+        self._to_read = (0, 0)  # packs, and their bytes
+        self._read_packs = 0
         self._usable: dict[str, int] = {}  # how many bytes of each pack can be relied on
         self._faults: dict[str, Found] = {}  # of packs that cannot be relied on as a whole
         self._rows: dict[bytes, tuple[str, Found]] = {}  # rows that lead to no good, with the pack they lead to
@@ -50,10 +53,13 @@ class PackCheck:
         """Look for all packs that can be relied on by their state, and read those of a part of them, or all."""
         # one without a size was condemned before its writer, now gone, had entered what it stored, if it stored it
         packs = [p for p in await self._engine.checkpoints.packs() if p.state in PRESENT and p.size]
+        self._to_look = len(packs)
         await each(packs, self._head, at_once=HEADS_AT_ONCE)
         if read:
             whole = [p for p in packs if p.pack_id not in self._faults]
-            await self._read({p.pack_id for p in whole} if read is True else read.choose(whole))
+            chosen = {p.pack_id for p in whole} if read is True else read.choose(whole)
+            self._to_read = (len(chosen), sum(p.size for p in whole if p.pack_id in chosen))
+            await self._read(chosen)
 
     async def judge(self, ids: Collection[bytes]) -> dict[bytes, Found]:
         """Which of the records cannot be relied on where they are."""
@@ -95,7 +101,11 @@ class PackCheck:
             self._fault(pack.pack_id, "pack-size", f"Pack {pack.pack_id} has {info.size} bytes instead of {pack.size}.", 0)
         else:
             self._usable[pack.pack_id] = pack.size
-        self._told(self.packs, self.bytes_read)
+        self._tell(Progress("look", self.packs, total_files=max(self._to_look, self.packs), unit="pack"))
+
+    def _tell(self, report: Progress) -> None:
+        if self._on_progress is not None:
+            self._on_progress(report)
 
     def _fault(self, pack_id: str, kind: str, message: str, usable: int) -> None:
         self._usable[pack_id] = usable
@@ -144,7 +154,8 @@ class PackCheck:
             self._rows.update(dict.fromkeys(verdict.damaged, (pack.pack_id, damaged)))
         for record in verdict.misplaced:
             self._rows[record] = (pack.pack_id, self._misplaced(record, pack.pack_id))
-        self._told(self.packs, self.bytes_read)
+        self._read_packs += 1
+        self._tell(Progress("read", self._read_packs, self.bytes_read, *self._to_read, unit="pack"))
 
 
 def _check_pack(data: bytes, rows: Sequence[tuple[bytes, int, int]]) -> _Verdict:

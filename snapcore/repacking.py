@@ -1,7 +1,7 @@
 """Repack: move what is live out of packs that are mostly dead or small, into few new ones."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .engine import Engine
@@ -26,14 +26,20 @@ class _Source:
 
 
 class Repacker:
-    """Moves live records for one gc. A pack that cannot be read, or whose hash is wrong, is left as it is."""
+    """Moves live records for one gc. A pack that cannot be read, or whose hash is wrong, is left as it is.
 
-    def __init__(self, engine: Engine, run: Maintenance, mark: int, live: IdSet) -> None:
+    `told` is called with the number of packs that were looked at, and the bytes written so far.
+    """
+
+    def __init__(
+        self, engine: Engine, run: Maintenance, mark: int, live: IdSet, told: Callable[[int, int], None] = lambda *_: None
+    ) -> None:
         self._engine = engine
         self._store = engine.checkpoints
         self._run = run
         self._mark = mark
         self._live = live
+        self._told = told
         self.bytes_written = 0
 
     async def move(self, pack_ids: Sequence[str]) -> set[str]:
@@ -42,7 +48,8 @@ class Repacker:
         moved: set[str] = set()
         group: list[_Source] = []
         size = records = 0
-        for pack_id in pack_ids:
+        for number, pack_id in enumerate(pack_ids):
+            self._told(number, self.bytes_written)
             source = await self._read(pack_id)
             if source is None:
                 continue

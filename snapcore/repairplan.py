@@ -127,7 +127,7 @@ class _Survey:
         self._records: list[Checkpoint] = []
         self._actions: list[RepairAction] = []
         self._notes: list[str] = []
-        self._scanned = 0
+        self._scanned = self._to_scan = 0
         self._reading = asyncio.Semaphore(WHOLE_AT_ONCE)
 
     async def run(self, *, read_data: bool) -> RepairPlan:
@@ -168,6 +168,7 @@ class _Survey:
         known = [i for i in listed if i in rows and rows[i].state in PRESENT] if self._rebuilding else []
         unknown = [i for i in listed if i not in rows]
         todo = [(i, i in rows, listed[i]) for i in sorted([*known, *unknown])]
+        self._to_scan = len(todo)
         await each(todo, lambda item: self._scan_one(*item), at_once=SCANS_AT_ONCE)
         for start in range(0, len(self._records), CHECKPOINTS_AT_ONCE):
             for c in await self._valid(self._records[start : start + CHECKPOINTS_AT_ONCE]):
@@ -188,7 +189,7 @@ class _Survey:
         scan = await scan_pack(self._engine, pack_id, size)
         self._scanned += 1
         if self._on_progress is not None:
-            self._on_progress(Progress("repair", self._scanned))
+            self._on_progress(Progress("scan", self._scanned, total_files=self._to_scan, unit="pack"))
         if scan is None:
             return
         self._records += scan.checkpoints

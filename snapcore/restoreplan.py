@@ -37,12 +37,20 @@ SECOND: Final = 1_000_000_000  # in nanoseconds
 
 @dataclass(slots=True)
 class Counts:
-    """How many entries are added, changed, removed, and left as they are."""
+    """How many entries are added, changed, removed, and left as they are; of the last, how many are files, of how many bytes."""
 
     added: int = 0
     changed: int = 0
     removed: int = 0
     unchanged: int = 0
+    right_files: int = 0
+    right_bytes: int = 0
+
+    def right(self, entry: Entry) -> None:
+        """Count a file that is left as it is."""
+        self.unchanged += 1
+        self.right_files += 1
+        self.right_bytes += entry.size
 
 
 @dataclass(slots=True)
@@ -318,7 +326,7 @@ class RestorePlanner:
         alone = stat.nlink <= 1 or self._claim_inode(stat, entry.path)
         if same and alone and (same_meta or stat.nlink <= 1):
             if same_meta:
-                self.counts.unchanged += 1
+                self.counts.right(entry)
                 return
             owner = (entry.uid, entry.gid) if self._owners else None
             self._change(entry)
@@ -339,7 +347,7 @@ class RestorePlanner:
         if fits:
             group.entry = entry
             group.kept.append(entry.path)
-            self.counts.unchanged += 1
+            self.counts.right(entry)
         else:
             self._change(entry)
             self._stage(entry)

@@ -115,8 +115,7 @@ class _Restore:
         self._request = request
         self._reader = RecordReader(engine)
         self._scope = Scope(request.paths)
-        self._files = 0
-        self._bytes = 0
+        self._roots: list[_Root] = []
 
     async def run(self) -> Receipt:
         r = self._request
@@ -128,6 +127,7 @@ class _Restore:
             roots = [await self._prepare(state) for state in r.checkpoint.roots if state.name in r.roots]
             # in the order of every capture and restore, so that two of them never wait for each other
             roots.sort(key=lambda root: root.workspace.root)
+            self._roots = roots
             if r.dry_run:
                 return await self._dry_run(roots)
             for root in roots:
@@ -194,8 +194,6 @@ class _Restore:
                 await stage.write(window.links)
             if window.steps:
                 await stage.log(window.steps)
-            self._files = stager.files_written
-            self._bytes = stager.bytes_written
         self._guard_empty(root)
 
     def _guard_empty(self, root: _Root) -> None:
@@ -391,8 +389,14 @@ class _Restore:
         )
 
     def _progress(self) -> Progress:
+        stagers = [root.stager for root in self._roots if root.stager is not None]
+        counts = [root.planner.counts for root in self._roots]
+        files = sum(stager.files_written for stager in stagers) + sum(count.right_files for count in counts)
+        size = sum(stager.bytes_written for stager in stagers) + sum(count.right_bytes for count in counts)
+        if self._request.paths is not None or len(self._roots) < len(self._request.checkpoint.roots):
+            return Progress("restore", files, size)
         totals = self._request.checkpoint.totals
-        return Progress("restore", self._files, self._bytes, totals.files, totals.bytes)
+        return Progress("restore", files, size, totals.files, totals.bytes)
 
 
 async def _plan_only(root: _Root) -> AsyncIterator[Window]:

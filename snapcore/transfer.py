@@ -89,10 +89,14 @@ class Transfers:
             folder = os.path.abspath(os.fsdecode(source))
             return await repository.capture_with_report(folder, thread_id=thread_id, workspace_root=workspace_root, **options)
         opened = load("snapcore.providers.archive_source:opened_archive")
+        told = options.get("on_progress")
         workspace = load("snapcore.providers.archive:TarWorkspace").opened
         # the root of an archive is a name and no folder of this host
         options["allow_any_root"] = True
-        async with opened(source, max_unpacked_bytes) as archive, workspace(archive, workspace_root or "/workspace") as tree:
+        async with (
+            opened(source, max_unpacked_bytes, told) as archive,
+            workspace(archive, workspace_root or "/workspace") as tree,
+        ):
             return await repository.capture_with_report(tree, thread_id=thread_id, **options)
 
 

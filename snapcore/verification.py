@@ -63,13 +63,9 @@ class Verification:
         self._engine = engine
         self._on_progress = on_progress
         self._report = VerifyReport()
-        self._packs = PackCheck(engine, self._tell)
+        self._packs = PackCheck(engine, on_progress)
         self._trees = TreeCheck(engine, self._judge)
         self._hurt: dict[Found, set[User]] = defaultdict(set)
-
-    def _tell(self, packs: int, size: int) -> None:
-        if self._on_progress is not None:
-            self._on_progress(Progress("verify", packs, size))
 
     async def _judge(self, ids: Collection[bytes]) -> dict[bytes, Found]:
         bad = await self._packs.judge(ids)
@@ -85,9 +81,13 @@ class Verification:
         for thread_id in await self._engine.checkpoints.astray_heads():
             words = f"The head of thread {thread_id!r} is not its newest checkpoint."
             self._report.problems.append(Problem("head", thread_id, words))
+        total = sum(thread.checkpoints for thread in await self._engine.checkpoints.threads())
         async for some in self._stored():
-            self._report.checkpoints += len(some)
             await self.look(some)
+            self._report.checkpoints += len(some)
+            if self._on_progress is not None:
+                done = self._report.checkpoints
+                self._on_progress(Progress("trees", done, total_files=max(total, done), unit="checkpoint"))
 
     async def look(self, checkpoints: Sequence[Checkpoint]) -> list[bool]:
         """Look at checkpoints, 256 or so at once; of each, whether nothing is wrong with it."""

@@ -572,8 +572,9 @@ async def test_a_dry_run_changes_nothing_and_says_what_the_real_run_does(
 async def test_progress_is_told(repo: Repository, four: dict[str, Files]) -> None:
     told: list[snapcore.Progress] = []
     await repo.gc(grace=0, on_progress=told.append)
-    assert [report.phase for report in told] == ["gc"] * len(told)
-    assert told[-1].files >= 8
+    marked = [report for report in told if report.phase == "mark"]
+    assert (marked[-1].files >= 8, marked[-1].unit) == (True, "record")
+    assert {report.phase for report in told} <= {"mark", "repack"}
 
 
 async def test_caches_of_sandboxes_that_nobody_uses_any_more_go(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from snapcore.errors import CheckpointWriterConflictError, SnapshotError
+from snapcore.errors import CheckpointWriterConflictError
 
 from .options import (
     AllowAnyRoot,
@@ -14,6 +14,8 @@ from .options import (
     Include,
     KeepRebuildable,
     Label,
+    OnUnsupported,
+    SecretCommand,
     SecretEnv,
     SecretFile,
     Thread,
@@ -22,7 +24,7 @@ from .options import (
 )
 from .output import checkpoint_fields, count, path_fields, print_json, print_line, size
 from .progress import progress
-from .runtime import Exit, Invocation, UsageError, command, places, secrets
+from .runtime import Exit, Invocation, UsageError, command, places
 
 if TYPE_CHECKING:
     from snapcore.capturing import CaptureReport
@@ -55,31 +57,39 @@ async def capture(
     label: Label = None,
     include: Include = None,
     exclude: Exclude = None,
-    everything: Everything = False,
-    with_git: WithGit = False,
-    keep_rebuildable: KeepRebuildable = False,
+    everything: Everything = None,
+    with_git: WithGit = None,
+    keep_rebuildable: KeepRebuildable = None,
     root: Annotated[
         list[str] | None,
         typer.Option("--root", metavar="NAME=DIR", help="One of several folders to capture together. Repeatable."),
     ] = None,
     secret_env: SecretEnv = None,
     secret_file: SecretFile = None,
-    on_unsupported: Annotated[
-        str, typer.Option("--on-unsupported", metavar="error|skip", help="FIFOs, sockets, devices, links leading outside.")
-    ] = "error",
+    secret_command: SecretCommand = None,
+    on_unsupported: OnUnsupported = None,
     on_unreadable: Annotated[
-        str, typer.Option("--on-unreadable", metavar="error|skip", help="Files and folders that cannot be read.")
-    ] = "error",
+        str | None,
+        typer.Option("--on-unreadable", metavar="error|skip", help="Files and folders that cannot be read; else error."),
+    ] = None,
     on_torn: Annotated[
-        str, typer.Option("--on-torn", metavar="error|keep", help="Files that keep changing while they are read.")
-    ] = "error",
-    on_limit: Annotated[str, typer.Option("--on-limit", metavar="error|skip", help="Files beyond one of the limits.")] = "error",
+        str | None,
+        typer.Option("--on-torn", metavar="error|keep", help="Files that keep changing while they are read; else error."),
+    ] = None,
+    on_limit: Annotated[
+        str | None, typer.Option("--on-limit", metavar="error|skip", help="Files beyond one of the limits; else error.")
+    ] = None,
     max_files: Annotated[int | None, typer.Option("--max-files", help="At most this many files.")] = None,
     max_file_bytes: Annotated[int | None, typer.Option("--max-file-bytes", help="At most this many bytes a file.")] = None,
     max_total_bytes: Annotated[int | None, typer.Option("--max-total-bytes", help="At most this many bytes in all.")] = None,
     cross_mounts: Annotated[
-        bool, typer.Option("--cross-mounts", help="Also what other file systems hold that are mounted inside.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--cross-mounts/--no-cross-mounts",
+            help="Also what other file systems hold that are mounted inside.",
+            show_default=False,
+        ),
+    ] = None,
     skip_unchanged: Annotated[
         bool, typer.Option("--skip-unchanged", help="No new checkpoint when nothing has changed since the last.")
     ] = False,
@@ -97,30 +107,25 @@ async def capture(
     allow_any_root: AllowAnyRoot = False,
 ) -> int:
     """Save a folder as a new checkpoint of a thread."""
-    from snapcore.selection import FilePolicy
-
-    try:
-        policy = FilePolicy(
-            include=include or (),
-            exclude=exclude or (),
-            defaults=not everything,
-            keep_git=with_git,
-            keep_rebuildable=keep_rebuildable,
-            on_unsupported=on_unsupported,  # type: ignore[arg-type]  # checked by the policy
-            on_unreadable=on_unreadable,  # type: ignore[arg-type]
-            on_torn=on_torn,  # type: ignore[arg-type]
-            on_limit=on_limit,  # type: ignore[arg-type]
-            max_files=max_files,
-            max_file_bytes=max_file_bytes,
-            max_total_bytes=max_total_bytes,
-            cross_mounts=cross_mounts,
-        )
-    except SnapshotError as error:
-        raise UsageError(error.message, hint=error.hint) from None
+    policy = invocation.policy(
+        include=include,
+        exclude=exclude,
+        everything=everything,
+        with_git=with_git,
+        keep_rebuildable=keep_rebuildable,
+        on_unsupported=on_unsupported,
+        on_unreadable=on_unreadable,
+        on_torn=on_torn,
+        on_limit=on_limit,
+        max_files=max_files,
+        max_file_bytes=max_file_bytes,
+        max_total_bytes=max_total_bytes,
+        cross_mounts=cross_mounts,
+    )
     if wait is not None and not wait >= 0:  # NaN is not, either
         raise UsageError("--wait takes a number of seconds that is not negative.")
     address, roots = places(directory, root)
-    hidden = secrets(secret_env, secret_file)
+    hidden = invocation.secrets(secret_env, secret_file, secret_command)
     started = time.monotonic()
     async with invocation.repository() as repo:
         try:

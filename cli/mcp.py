@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from .options import SecretEnv, SecretFile, Thread, Wait
-from .runtime import Exit, Invocation, UsageError, command, secrets
+from .options import SecretCommand, SecretEnv, SecretFile, Thread, Wait
+from .runtime import Exit, Invocation, UsageError, command
 
 if TYPE_CHECKING:
     from snapcore.integrations.coding_tools_checkpoints import CheckpointReport
@@ -44,6 +44,7 @@ async def mcp(
     ] = None,
     secret_env: SecretEnv = None,
     secret_file: SecretFile = None,
+    secret_command: SecretCommand = None,
     wait: Wait = None,
 ) -> int:
     """Serve the checkpoints of one thread to an agent, as an MCP server over stdin and stdout."""
@@ -65,8 +66,8 @@ async def mcp(
         if not invocation.quiet:
             sys.stderr.write(f"checkpoint {report.outcome}: {report.checkpoint_id or report.message}\n")
 
-    hidden = secrets(secret_env, secret_file)
-    waiting: dict[str, Any] = {"wait": wait}
+    hidden = invocation.secrets(secret_env, secret_file, secret_command)
+    how: dict[str, Any] = {"wait": wait, "policy": invocation.policy()}
     async with AsyncExitStack() as opened:
         repo = await opened.enter_async_context(invocation.repository())
         handle: Any = None
@@ -80,13 +81,13 @@ async def mcp(
             handle,
             fork_to=fork_to,
             allow_restore=allow_restore,
-            capture=waiting,
+            capture=how,
             show_forks=True,
             secrets=hidden,
         )
         toolsets: list[Toolset] = [agent]
         if coding:
-            tools = CodingTools(handle, repo, thread_id=thread, every=every, capture=waiting, on_checkpoint=tell, secrets=hidden)
+            tools = CodingTools(handle, repo, thread_id=thread, every=every, capture=how, on_checkpoint=tell, secrets=hidden)
             toolsets.append(await opened.enter_async_context(tools))
         await serve_stdio(toolsets)
     return Exit.DONE

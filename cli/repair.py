@@ -6,7 +6,7 @@ import typer
 
 from .output import checkpoint_fields, count, print_json, print_line
 from .progress import progress
-from .runtime import Exit, Invocation, command
+from .runtime import Exit, Invocation, address_errors, command
 
 if TYPE_CHECKING:
     from snapcore.repairing import RepairReport
@@ -33,12 +33,12 @@ async def repair(
     import snapcore
 
     if yes:
-        with progress(invocation, "repair") as on_progress:
+        with progress(invocation, "repair") as on_progress, address_errors():
             report = await snapcore.repair_repository(
                 invocation.repo, database=invocation.database, read_data=read_data, on_progress=on_progress
             )
         return _tell_report(invocation, report)
-    with progress(invocation, "repair") as on_progress:
+    with progress(invocation, "repair") as on_progress, address_errors():
         plan = await snapcore.plan_repair(
             invocation.repo, database=invocation.database, read_data=read_data, on_progress=on_progress
         )

@@ -6,7 +6,7 @@ import typer
 
 from .output import count, print_json, print_line, size
 from .progress import progress
-from .runtime import Exit, Invocation, UsageError, command
+from .runtime import Exit, Invocation, UsageError, address_errors, command
 
 __all__ = ["init", "stats", "verify"]
 
@@ -33,7 +33,8 @@ async def init(invocation: Invocation) -> int:
     """Create a repository."""
     import snapcore
 
-    repo = await snapcore.init_repository(invocation.repo, database=invocation.database)
+    with address_errors():
+        repo = await snapcore.init_repository(invocation.repo, database=invocation.database)
     repository_id = repo.config.repository_id
     await repo.close()
     if invocation.json:

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from .options import AllowAnyRoot, DryRun, SecretEnv, SecretFile, Spec, Thread
+from .options import AllowAnyRoot, DryRun, SecretCommand, SecretEnv, SecretFile, Spec, Thread
 from .output import count, path_fields, path_list, path_text, print_json, print_line, size
 from .progress import progress
-from .runtime import Exit, Invocation, UsageError, command, places, resolve, secrets
+from .runtime import Exit, Invocation, UsageError, command, places, resolve
 
 if TYPE_CHECKING:
     from snapcore.restoring import Receipt
@@ -53,11 +53,10 @@ async def restore(
         str, typer.Option("--verify", metavar="stat|content", help="Check the result by its stats, or read it all back.")
     ] = "stat",
     owners: Annotated[bool, typer.Option("--owners", help="Owners, setuid and setgid bits too.")] = False,
-    reinject: Annotated[
-        bool, typer.Option("--reinject", help="Put secrets that were redacted back, from --secret-env or --secret-file.")
-    ] = False,
+    reinject: Annotated[bool, typer.Option("--reinject", help="Put secrets that were redacted back.")] = False,
     secret_env: SecretEnv = None,
     secret_file: SecretFile = None,
+    secret_command: SecretCommand = None,
     allow_any_root: AllowAnyRoot = False,
     safety_checkpoint: Annotated[
         bool,
@@ -71,9 +70,12 @@ async def restore(
     if verify not in ("stat", "content"):
         raise UsageError("--verify takes 'stat' or 'content'.")
     address, roots = places(directory, root)
-    hidden = secrets(secret_env, secret_file)
+    hidden = invocation.secrets(secret_env, secret_file, secret_command, needed=reinject or safety_checkpoint, put_back=reinject)
     if reinject and hidden is None:
-        raise UsageError("--reinject has no secret to put back.", hint="Name them: --secret-env NAME, --secret-file NAME=PATH.")
+        raise UsageError(
+            "--reinject has no secret to put back.",
+            hint="Name them: --secret-env NAME, --secret-file NAME=PATH, --secret-command NAME=COMMAND.",
+        )
     started = time.monotonic()
     async with invocation.repository() as repo:
         found = await resolve(repo, checkpoint or "latest", thread)

@@ -26,14 +26,14 @@ def store_test(
 ) -> None:
     """Try out a bucket or a folder: what it supports, what of that snapcore needs, how fast it is. Ends with 1 when something
     is lacking. What is stored for it is removed again."""
-    invocation = Invocation(address, None, json, quiet, False, debug)
-    raise typer.Exit(run_command(invocation, lambda: _test(invocation)))
+    invocation = Invocation(json=json, quiet=quiet, debug=debug)
+    raise typer.Exit(run_command(invocation, lambda: _test(invocation, address)))
 
 
-async def _test(invocation: Invocation) -> int:
+async def _test(invocation: Invocation, address: str) -> int:
     from snapcore.stores.probe import probe
 
-    report = await probe(invocation.repo)
+    report = await probe(address)
     if invocation.json:
         print_json(_fields(report))
     elif invocation.tells or not report.ok:

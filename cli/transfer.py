@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from snapcore.errors import SnapshotError
-
 from .capture import report_fields, tell_report
 from .options import (
     Everything,
@@ -17,7 +15,9 @@ from .options import (
     Include,
     KeepRebuildable,
     Label,
+    OnUnsupported,
     OptionalThread,
+    SecretCommand,
     SecretEnv,
     SecretFile,
     Thread,
@@ -26,7 +26,7 @@ from .options import (
 )
 from .output import count, path_list, path_text, print_json, print_line, size
 from .progress import progress
-from .runtime import Exit, Invocation, UsageError, command, resolve, secrets
+from .runtime import Exit, Invocation, UsageError, command, resolve
 
 if TYPE_CHECKING:
     from snapcore.transfer_export import ExportReport
@@ -159,14 +159,13 @@ async def import_(
     label: Label = None,
     include: Include = None,
     exclude: Exclude = None,
-    everything: Everything = False,
-    with_git: WithGit = False,
-    keep_rebuildable: KeepRebuildable = False,
+    everything: Everything = None,
+    with_git: WithGit = None,
+    keep_rebuildable: KeepRebuildable = None,
     secret_env: SecretEnv = None,
     secret_file: SecretFile = None,
-    on_unsupported: Annotated[
-        str, typer.Option("--on-unsupported", metavar="error|skip", help="FIFOs, devices, links leading outside.")
-    ] = "error",
+    secret_command: SecretCommand = None,
+    on_unsupported: OnUnsupported = None,
     max_unpacked_bytes: Annotated[
         int | None,
         typer.Option("--max-unpacked-bytes", help="How large a tar may be without its compression; else half of what is free."),
@@ -187,22 +186,17 @@ async def import_(
     A tar may be compressed by gzip, bzip2, xz or zstd, and is never unpacked into files. When it is cut short or damaged, or a
     member is absolute, leads up, comes twice or is a device, nothing is saved. What is left out is as in capture.
     """
-    from snapcore.selection import FilePolicy
-
-    try:
-        policy = FilePolicy(
-            include=include or (),
-            exclude=exclude or (),
-            defaults=not everything,
-            keep_git=with_git,
-            keep_rebuildable=keep_rebuildable,
-            on_unsupported=on_unsupported,  # type: ignore[arg-type]  # checked by the policy
-        )
-    except SnapshotError as error:
-        raise UsageError(error.message, hint=error.hint) from None
+    policy = invocation.policy(
+        include=include,
+        exclude=exclude,
+        everything=everything,
+        with_git=with_git,
+        keep_rebuildable=keep_rebuildable,
+        on_unsupported=on_unsupported,
+    )
     if wait is not None and not wait >= 0:  # NaN is not, either
         raise UsageError("--wait takes a number of seconds that is not negative.")
-    hidden = secrets(secret_env, secret_file)
+    hidden = invocation.secrets(secret_env, secret_file, secret_command)
     started = time.monotonic()
     async with invocation.repository() as repo:
         with progress(invocation, "import") as on_progress:

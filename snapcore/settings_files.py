@@ -3,18 +3,21 @@
 A file is either named by the user, who answers for it, or merely found: in the current folder or above. An agent may have written
 a file that was found, so that one belongs to the caller or to root, and may start no command. No message holds a value of a file:
 somebody may have written a secret there.
+
+What reads a file is imported once there is one.
 """
 
 import os
 import re
 import stat
 from dataclasses import dataclass
-from typing import Any, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final
 
 from .errors import Code, SnapshotError, printable
-from .settings import JobSettings, SecretSource, Settings
+from .registry import split_scheme
+
+if TYPE_CHECKING:
+    from .settings import Settings
 
 __all__ = ["FILE_NAME", "MAX_FILE_BYTES", "Loaded", "check_sandbox_address", "find_settings", "load_settings"]
 
@@ -28,6 +31,8 @@ _WHERE: Final = re.compile(r"\(at line ([0-9]+), column ([0-9]+)\)")
 _AT_END: Final = "(at end of document)"
 _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
 _COMMAND_SCHEME: Final = "exec:"
+_OTHER_KIND: Final = re.compile(r"(?:docker|e2b|exec|memory|s3|ssh):", re.IGNORECASE)  # also where the slashes were forgotten
+_RELATIVE_SQLITE: Final = re.compile(r"(sqlite(?:\+[a-z]+)?:///)(?!/|:memory:)(.+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +40,24 @@ class Loaded:
     """A settings file. Paths in `settings` are relative to `folder`; `path` and `folder` are absolute. `named` says that the
     user named it, so that it may do whatever a file can say; a file that was found runs no command."""
 
-    settings: Settings
+    settings: "Settings"
     path: str
     folder: str
     named: bool
+
+    def address(self, address: str) -> str:
+        """An address in the file, of a repository or a sandbox, as it is meant: a folder's path starts at the file's folder."""
+        scheme, rest = split_scheme(address)
+        if scheme != "file" or _OTHER_KIND.match(address):
+            return address
+        return os.path.join(self.folder, os.path.expanduser(rest))
+
+    def database(self, url: str) -> str:
+        """A database's URL in the file as it is meant: the path of a SQLite file starts at the file's folder."""
+        match = _RELATIVE_SQLITE.match(url)
+        if match is None:
+            return url
+        return match[1] + os.path.join(self.folder, "").replace("%", "%25").replace("?", "%3F") + match[2]
 
 
 def load_settings(path: str) -> Loaded:
@@ -86,10 +105,8 @@ def check_sandbox_address(loaded: Loaded, address: str, key: str) -> None:
 
 def _found(path: str, folder: str) -> Loaded | None:
     """The settings in a file that is there; None for a `pyproject.toml` without any."""
-    if os.path.basename(path) == FILE_NAME:
-        table = _parsed(path, _read(path, _open(path), found=True))
-    else:
-        table = _project_table(path)
+    ours = os.path.basename(path) == FILE_NAME
+    table = _parsed(path, _read(path, _open(path), found=True)) if ours else _project_table(path)
     return None if table is None else Loaded(_converted(path, table), path, folder, named=False)
 
 
@@ -174,8 +191,10 @@ def _parsed(path: str, data: bytes) -> dict[str, Any]:
         raise _invalid(f"{printable(path)} is not valid TOML{where}.", _TOML_HELP) from None
 
 
-def _converted(path: str, table: dict[str, Any]) -> Settings:
+def _converted(path: str, table: dict[str, Any]) -> "Settings":
     """The settings. Tables whose names users choose are looked at first, one by one, so that an error can tell which it is."""
+    from .settings import JobSettings, Settings
+
     prefix = "tool.snapcore." if os.path.basename(path) == PROJECT_FILE_NAME else ""
     _check_secrets(path, f"{prefix}secrets", table.get("secrets"))
     jobs = table.get("jobs")
@@ -189,6 +208,8 @@ def _converted(path: str, table: dict[str, Any]) -> Settings:
 
 
 def _check_secrets(path: str, key: str, sources: object) -> None:
+    from .settings import SecretSource
+
     for name, source in sources.items() if isinstance(sources, dict) else ():
         if isinstance(source, str | int | float | list):
             raise _invalid(
@@ -200,6 +221,8 @@ def _check_secrets(path: str, key: str, sources: object) -> None:
 
 
 def _convert(path: str, key: str, value: object, kind: Any) -> Any:
+    import msgspec
+
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

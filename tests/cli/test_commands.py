@@ -381,6 +381,6 @@ def test_every_json_answer_is_one_value(made: Run, tree: Path) -> None:
 
 def test_what_the_root_folder_could_not_hold_is_shown_under_a_dot(capsys: pytest.CaptureFixture[str]) -> None:
     told = Receipt(checkpoint_id="one", content_id=b"", files=0, folders=0, links=0, bytes=0, differences=((b"", "other mode"),))
-    words = Invocation(repo="", database=None, json=False, quiet=False, verbose=False, debug=False)
+    words = Invocation()
     _tell(words, told, 0.1)
     assert capsys.readouterr().out.splitlines()[-1] == "differs: .: other mode"

@@ -38,9 +38,14 @@ COMMANDS: Final = {
     "export": "transfer",
     "import": "transfer",
     "mcp": "mcp",
+    "config": "config",
+    "completion": "completion",
     "help": "help",
 }
-GROUPS: Final = {"store": {"test": "store"}}  # commands of two words, whose functions are called store_test and so on
+GROUPS: Final = {  # commands of two words, whose functions are called store_test and so on
+    "store": {"test": "store"},
+    "cron": {"run": "cron"},
+}
 ALIASES: Final = {"snapshots": "list", "check": "verify", "prune": "gc"}
 
 SIMILAR: Final = 0.7  # of difflib's measure, from 0 to 1
@@ -60,7 +65,7 @@ def _convert_plainly(param: Any) -> None:
 
     def process_value(ctx: Any, value: Any) -> Any:
         # An empty text is a variable of the caller's that was not set, never a place or a name that is meant.
-        if value == "" or (repeated and value and "" in value):
+        if not param.hidden and (value == "" or (repeated and value and "" in value)):
             raise typer.BadParameter("it is empty.", ctx=ctx, param=param)
         if value is None and not param.required:
             return param.callback(ctx, param, value) if param.callback else None
@@ -99,7 +104,7 @@ class Command(_Plain, TyperCommand):
         """What follows the command's name in the line that says how to use it."""
         params = self.get_params(ctx)
         needed = [f"{max(p.opts, key=len)} {p.metavar}" for p in params if p.param_type_name == "option" and p.required]
-        arguments = [p for p in params if p.param_type_name == "argument"]
+        arguments = [p for p in params if p.param_type_name == "argument" and not p.hidden]
         named = [p.display_name_raw if p.required else f"[{p.display_name_raw}]" for p in arguments]
         repeated = ["..." if p.nargs != 1 else "" for p in arguments]
         return [*needed, "[OPTIONS]", *map("".join, zip(named, repeated, strict=True))]

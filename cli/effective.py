@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from snapcore.errors import Code, SnapshotError
+
 if TYPE_CHECKING:
     from snapcore.settings import PolicySettings, SecretSource
     from snapcore.settings_files import Loaded
 
-__all__ = ["DEFAULTS", "PROGRESS", "VARIABLES", "Effective", "Source", "effective", "effective_policy", "secret_flags"]
+__all__ = ["DEFAULTS", "PROGRESS", "VARIABLES", "Effective", "Source", "effective", "effective_policy", "secret_sources"]
 
 Source = Literal["flag", "environment", "file", "default"]
 VARIABLES: Final = {
@@ -62,16 +64,23 @@ def effective_policy(flags: Mapping[str, Any], loaded: "Loaded | None") -> "Poli
     return msgspec.structs.replace(base, **changes)
 
 
-def secret_flags(variables: list[str] | None, files: list[str] | None, commands: list[str] | None) -> "dict[str, SecretSource]":
-    """The sources that `--secret-env`, `--secret-file` and `--secret-command` name, by the secret's name. Raises `ValueError`
-    with the form that an option takes."""
+def secret_sources(variables: list[str] | None, files: list[str] | None, commands: list[str] | None) -> "dict[str, SecretSource]":
+    """The sources that `--secret-env`, `--secret-file` and `--secret-command` name, by the secret's name. Raises `SnapshotError`
+    `INVALID_REQUEST` for one that does not have its option's form."""
     from snapcore.settings import SecretSource
 
     found = {name: SecretSource(env=name) for name in variables or ()}
-    for option, given, key in (("--secret-file", files, "file"), ("--secret-command", commands, "command")):
-        for each in given or ():
-            name, separator, source = each.partition("=")
-            if not (separator and name and source):
-                raise ValueError(f"{option} takes NAME={'PATH' if key == 'file' else 'COMMAND'}.")
-            found[name] = SecretSource(**{key: source})
+    for given in files or ():
+        name, path = _pair(given, "--secret-file takes NAME=PATH.")
+        found[name] = SecretSource(file=path)
+    for given in commands or ():
+        name, words = _pair(given, "--secret-command takes NAME=COMMAND.")
+        found[name] = SecretSource(command=words)
     return found
+
+
+def _pair(given: str, form: str) -> tuple[str, str]:
+    name, separator, value = given.partition("=")
+    if not (separator and name and value):
+        raise SnapshotError(form, code=Code.INVALID_REQUEST)
+    return name, value

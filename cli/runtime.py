@@ -18,7 +18,7 @@ import typer
 
 from snapcore.errors import CheckpointWriterConflictError, Code, SnapcoreError, printable
 
-from .effective import PROGRESS, VARIABLES, Effective, effective, effective_policy, secret_flags
+from .effective import PROGRESS, VARIABLES, Effective, effective, effective_policy, secret_sources
 from .options import Config, Database, Debug, Json, NoConfig, Progress, Quiet, Repo, Verbose
 from .output import print_error, print_system_error
 
@@ -35,6 +35,7 @@ __all__ = [
     "UsageError",
     "address_errors",
     "command",
+    "interruptible",
     "places",
     "resolve",
     "run_command",
@@ -163,16 +164,14 @@ class Invocation:
         the file names and cannot be had is told on stderr and left out. `put_back` says that the values will be written into
         files: none are that a file names which was merely found, since an agent could have named them.
         """
-        try:
-            flags = secret_flags(variables, files, commands)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        with usage_errors():
+            flags = secret_sources(variables, files, commands)
         written = {} if self.loaded is None else self.loaded.settings.secrets
         written = {name: source for name, source in written.items() if name not in flags}
         if not flags and not written:
             return None
         found: dict[str, bytes] = {}
-        with _interruptible(), usage_errors():
+        with interruptible(), usage_errors():
             if self.loaded is not None and written:
                 if put_back and not self.loaded.named:
                     raise UsageError(
@@ -403,7 +402,7 @@ def _values(sources: "Mapping[str, SecretSource]", folder: str, *, may_run: bool
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Let a signal end what blocks, such as a command that gives a secret, or a pipe that nobody writes into: the event loop,
     which waits for it, hears of no signal meanwhile."""
 

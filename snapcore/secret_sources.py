@@ -13,7 +13,7 @@ from .settings import SecretSource
 if TYPE_CHECKING:
     import subprocess
 
-__all__ = ["COMMAND_SECONDS", "MAX_VALUE_BYTES", "secret_values"]
+__all__ = ["COMMAND_SECONDS", "MAX_VALUE_BYTES", "secret_values", "without_waiting"]
 
 MAX_VALUE_BYTES: Final = 1 << 20
 COMMAND_SECONDS: Final = 60.0
@@ -32,12 +32,25 @@ def secret_values(sources: Mapping[str, SecretSource], *, folder: str, may_run: 
     return {name: _value(name, source, folder, may_run) for name, source in sources.items()}
 
 
+def without_waiting(source: SecretSource, *, folder: str) -> bool:
+    """Whether the value can be asked for at once: no command has to run, and no other program has to write it."""
+    return source.command is None and (source.file is None or _is_file_or_absent(_path(source.file, folder)))
+
+
+def _path(file: str, folder: str) -> str:
+    return os.path.join(folder, os.path.expanduser(file))
+
+
+def _is_file_or_absent(path: str) -> bool:
+    return os.path.isfile(path) or not os.path.exists(path)
+
+
 def _value(name: str, source: SecretSource, folder: str, may_run: bool) -> bytes:
     checked_name(name, "a secret")
     if source.env is not None:
         value = _from_environment(name, source.env)
     elif source.file is not None:
-        value = _without_line_break(_from_file(name, os.path.join(folder, os.path.expanduser(source.file))))
+        value = _without_line_break(_from_file(name, _path(source.file, folder)))
     elif source.command is not None:
         value = _without_line_break(_from_command(name, source.command, folder, may_run))
     else:

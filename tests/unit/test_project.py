@@ -79,7 +79,7 @@ LAYERS = (
         "usage",
         "verification",
     ),
-    ("registry", "databases", "settings_files"),
+    ("addresses", "registry", "databases", "settings_files"),
     (
         "autocheckpoint",
         "forking",
@@ -92,6 +92,7 @@ LAYERS = (
         "repository",
         "sandbox_roots",
         "session",
+        "session_attaching",
         "session_opening",
         "session_options",
         "session_spec",

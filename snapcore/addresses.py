@@ -1,0 +1,44 @@
+"""Addresses as they may be shown, to people and in logs."""
+
+import re
+from typing import Final
+
+__all__ = ["HIDDEN", "shown_address"]
+
+HIDDEN: Final = "***"
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII | re.IGNORECASE)
+_COMMAND: Final = re.compile(r"exec:\s*(\S*)(.*)", re.DOTALL)
+_USER: Final = re.compile(r"[^:/?#@]*")
+_NAMED_USERS: Final = re.compile(r"(?:ssh|postgres(?:ql)?(?:\+[a-z0-9]+)?)$")  # a user of other schemes may be a key
+_SHOWN_OPTIONS: Final = frozenset(("endpoint", "region", "schema", "sslmode"))
+
+
+def shown_address(address: str) -> str:
+    """The address of a repository, a database or a sandbox without what may be a credential: passwords, the users of services
+    that take keys for users, options that are not known to be harmless, and all but the first word of a command."""
+    if command := _COMMAND.fullmatch(address):
+        return f"exec:{command[1]} {HIDDEN}" if command[2].strip() else address
+    scheme = _SCHEME.match(address)
+    if scheme is None or scheme[1].lower() == "file":
+        return address
+    rest, mark, options = _without_password(scheme[1].lower(), address[scheme.end() :]).partition("?")
+    return f"{scheme[0]}{rest}{mark}{'&'.join(map(_shown_option, options.split('&'))) if options else ''}"
+
+
+def _without_password(scheme: str, rest: str) -> str:
+    """All between the user and the last `@` is a password: one that was written without escapes may hold anything."""
+    found = _USER.match(rest)
+    user = found[0] if found else ""
+    after = rest[len(user) : len(user) + 1]
+    if "@" not in rest or after not in (":", "@"):
+        return rest
+    place = rest.rpartition("@")[2]
+    shown = user if _NAMED_USERS.match(scheme) else HIDDEN
+    return f"{shown}{f':{HIDDEN}' if after == ':' else ''}@{place}"
+
+
+def _shown_option(option: str) -> str:
+    name, separator, value = option.partition("=")
+    if not separator:
+        return HIDDEN
+    return f"{name}={shown_address(value)}" if name in _SHOWN_OPTIONS else f"{name}={HIDDEN}"

@@ -19,7 +19,7 @@ from snapcore.cli import app
 from snapcore.settings import Settings
 
 from ..docs_examples import COMMANDS, PYTHON, ROOT, Block, Reader, blocks, pages  # noqa: TID252
-from .worlds import PAGES, Maker, Page
+from .worlds import PAGES, Maker, Page, fill
 
 RUN: Final = (*COMMANDS, *PYTHON, "output")
 SETTINGS: Final = frozenset(field.encode_name for field in msgspec.structs.fields(Settings))
@@ -34,7 +34,7 @@ def test_a_page_does_what_it_says(page: str, tmp_path: Path, request: pytest.Fix
     found = [block for block in blocks(page) if not (plan.python and block.language in PYTHON)]
     with Maker(plan, tmp_path / "reader", request) as world:
         if plan.prepare:
-            Reader().read([Block(f"the world of {page}", 1, "sh", plan.prepare.format_map(world.facts))])
+            Reader().read([Block(f"the world of {page}", 1, "sh", fill(plan.prepare, world.facts))])
         reader = Reader(changes=world.changes)
 
         @contextlib.asynccontextmanager

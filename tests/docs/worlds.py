@@ -21,7 +21,6 @@ import pytest
 from snapcore.testing import StrictS3Server
 
 from .. import services  # noqa: TID252  # the tests are no package that could be named
-from ..docs_examples import ROOT  # noqa: TID252
 from ..providers.e2b_service import need_server  # noqa: TID252
 
 STUBS: Final = Path(__file__).parent / "stubs"
@@ -51,9 +50,15 @@ _WORKSPACE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page's world. In values of `replace`, `prepare` and `variables`, `{folder}` is the page's folder, `{s3}` the endpoint
-    of an S3 service with one bucket, `{postgres}` and `{database}` the address and the name of an empty database, `{ssh}` an address of
-    ssh without a folder, `{e2b}` the id of a sandbox, `{e2b_key}` a key, `{gnu}` and `{busybox}` images."""
+    """A page's world. Values of `replace`, `prepare` and `variables` may hold
+
+    {folder}                the page's folder
+    {s3}                    the endpoint of an S3 service with the bucket `bucket`
+    {postgres} {database}   the address and the name of an empty database
+    {ssh}                   an address of ssh, without a folder
+    {e2b} {e2b_key}         the id of a sandbox that has /workspace, and a key
+    {gnu} {busybox}         images; {python}: one whose `pip` installs nothing, and whose `python` runs nothing
+    """
 
     needs: tuple[str, ...] = ()  # of "bsdtar", "docker", "e2b", "postgres", "s3", "ssh"
     replace: Mapping[str, str] = field(default_factory=dict)  # what a reader has to replace: by what
@@ -94,7 +99,7 @@ PAGES: Final[Mapping[str, Page]] = {
             "ssh://dev@build-host/srv/project": "{ssh}{folder}/workspace",
             "-- /workspace": "-- {folder}/pod",
             "postgresql+psycopg://user@host/snapcore": "{postgres}",
-            "python:3.12": "{gnu}",
+            "python:3.12": "{python}",
         },
         prepare="mkdir pod",
         prints=("['after-install', None]",),
@@ -108,7 +113,7 @@ PAGES: Final[Mapping[str, Page]] = {
             "-- /workspace": "-- {folder}/workspace",
             "podman exec -i box /workspace": "podman exec -i box {folder}/box",
             "/home/agent/work": "{folder}/box",
-            "--command {{}} /workspace": "--command {{}} {folder}/workspace",
+            "--command {} /workspace": "--command {} {folder}/workspace",
             "/srv/project": "{folder}/project",
         },
         prepare=f"""
@@ -139,6 +144,17 @@ PAGES: Final[Mapping[str, Page]] = {
     "docs/export.md": Page(needs=("bsdtar", "docker"), names=("box",), replace={"debian:stable-slim": "{gnu}"}),
     "docs/tutorials/docker.md": Page(
         needs=("docker",), names=("agent-1", "agent-2", "agent-3"), replace={"debian:stable-slim": "{gnu}"}
+    ),
+    "docs/sandboxes.md": Page(
+        needs=("docker", "e2b", "ssh"),
+        containers={"my-container": "gnu"},
+        replace={
+            "i1a2b3c4d5e6f7": "{e2b}",
+            "dev@build-host true": "sandbox true",
+            "ssh://dev@build-host/srv/project": "{ssh}{folder}/workspace",
+            "-- /workspace": "-- {folder}/workspace",
+            "box /workspace": "box {folder}/workspace",
+        },
     ),
     "docs/s3.md": Page(needs=("s3",), replace={"/srv/snapcore.db": "{folder}/snapcore.db"}),
     "docs/sessions.md": Page(prints=("1 files are back\n", "stdout b'1\\n2\\n3\\n'", "exec.completed")),
@@ -172,6 +188,13 @@ class World:
     changes: list[tuple[str, str]]
 
 
+def fill(text: str, facts: Mapping[str, str]) -> str:
+    """A text with the facts of a world in it; other braces stay."""
+    for name, value in facts.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
 def make_workspace(folder: Path) -> None:
     """The files of an agent, as they are in a folder called `workspace`."""
     for name, text in _WORKSPACE.items():
@@ -202,8 +225,8 @@ class Maker:
             for name in self._page.needs:
                 getattr(self, f"_{name}")()
             for name, value in self._page.variables.items():
-                os.environ[name] = value.format_map(self._facts)
-            self._changes += [(old, new.format_map(self._facts)) for old, new in self._page.replace.items()]
+                os.environ[name] = fill(value, self._facts)
+            self._changes += [(old, fill(new, self._facts)) for old, new in self._page.replace.items()]
             undo.pop_all()
         return World(self._folder, self._facts, self._changes)
 
@@ -226,8 +249,6 @@ class Maker:
         os.environ |= {
             "PATH": f"{STUBS}{os.pathsep}{binaries}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self._folder / "home"),
-            "SNAPCORE_DOCS_ROOT": str(ROOT),
-            "SNAPCORE_DOCS_BIN": str(binaries),
             "PYTHONDONTWRITEBYTECODE": "1",
             "COLUMNS": "100",
         }
@@ -249,6 +270,7 @@ class Maker:
         api = self._request.getfixturevalue("docker_api")
         os.environ["DOCKER_HOST"] = engine.host
         self._facts |= {name: docker_engine.image(engine, name) for name in ("gnu", "busybox")}
+        self._facts["python"] = _python_image(api, self._facts["gnu"])
         for name, image in self._page.containers.items():
             there = make(image)
             api.put_archive(there, "/", _tar_of_workspace(self._folder / "workspace"))
@@ -273,7 +295,7 @@ class Maker:
             return handle.sandbox_id
 
         sandbox_id = asyncio.run(make())
-        self._facts |= {"e2b": sandbox_id.removeprefix("e2b:"), "e2b_key": server.environment["E2B_API_KEY"]}
+        self._facts |= {"e2b": sandbox_id.removeprefix("e2b://"), "e2b_key": server.environment["E2B_API_KEY"]}
         place = server.folder(self._facts["e2b"]) / "workspace"
         owner = place.stat()
         make_workspace(place)
@@ -327,6 +349,28 @@ def _tar_of_workspace(folder: Path) -> bytes:
     with tarfile.open(fileobj=data, mode="w") as tar:
         tar.add(folder, "workspace")
     return data.getvalue()
+
+
+def _python_image(api: Any, base: str) -> str:
+    """An image with a `pip install -q --target FOLDER PACKAGE` that makes an empty package, and a `python -m MODULE`."""
+    tag = "snapcore-tests/python:1"
+    if not api.images(name=tag):
+        scripts = {
+            "pip": 'set -eu; [ "$1 $2 $3" = "install -q --target" ]; mkdir -p "$4/$5"; : > "$4/$5/__init__.py"',
+            "python": 'set -eu; [ "$1" = -m ]; echo "$2 runs"',
+        }
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w") as tar:
+            for name, script in scripts.items():
+                member = tarfile.TarInfo(f"usr/local/bin/{name}")
+                content = f"#!/bin/sh\n{script}\n".encode()
+                member.mode, member.size = 0o755, len(content)
+                tar.addfile(member, io.BytesIO(content))
+        container = api.create_container(base)["Id"]
+        api.put_archive(container, "/", data.getvalue())
+        api.commit(container, *tag.split(":"))
+        api.remove_container(container)
+    return tag
 
 
 def _remove(api: Any, name: str) -> None:

@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "stats": "repositories",
     "threads": "history",
     "log": "log",
+    "exec": "exec",
     "export": "transfer",
     "import": "transfer",
     "mcp": "mcp",
@@ -44,7 +45,7 @@ COMMANDS: Final = {
 }
 GROUPS: Final = {  # commands of two words, whose functions are called store_test and so on
     "store": {"test": "store"},
-    "cron": {"run": "cron"},
+    "cron": {"run": "cron", "status": "cron_status"},
 }
 ALIASES: Final = {"snapshots": "list", "check": "verify", "prune": "gc"}
 
@@ -191,7 +192,8 @@ def _command(name: str, module: str, group: str = "") -> Any:
     called = words.replace(" ", "_")
     function = getattr(loaded, f"{called}_", None) or getattr(loaded, called)
     single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    single.command(name, cls=Command, context_settings={"help_option_names": ["-h", "--help"]})(function)
+    made_by = getattr(function, "command_class", Command)
+    single.command(name, cls=made_by, context_settings={"help_option_names": ["-h", "--help"]})(function)
     made: Any = get_command(single)
     made.examples = tuple(getattr(loaded, "EXAMPLES", {}).get(words, ()))
     return made

@@ -33,7 +33,7 @@ HEADINGS: Final = {
     "Checkpoints": ("init", "capture", "restore", "list", "show", "label", "fork", "rewind", "delete", "threads"),
     "What they hold": ("ls", "cat", "diff", "export", "import"),
     "Sandboxes and agents": ("exec", "log", "mcp"),
-    "Upkeep": ("forget", "gc", "verify", "repair", "stats", "store", "cron"),
+    "Upkeep": ("forget", "gc", "verify", "repair", "stats", "store", "cron", "config"),
 }
 # Heading -> options by their long names, wherever a command has them. The others come first, those of each command last.
 PANELS: Final = {
@@ -114,8 +114,9 @@ def _heading(option: Any) -> str:
 def names(option: Any) -> str:
     """An option as it is written: its names, short ones first, and what stands for its value."""
     given = ", ".join(sorted(option.opts, key=lambda name: name.startswith("--")))
-    if option.secondary_opts:
-        given += " / " + ", ".join(option.secondary_opts)
+    for name in option.secondary_opts:
+        positive = name.replace("--no-", "--", 1)
+        given = given.replace(positive, positive.replace("--", "--[no-]", 1)) if positive in option.opts else f"{given} / {name}"
     return given if option.is_flag else f"{given} {_value(option)}"
 
 
@@ -145,7 +146,7 @@ def write_command(command: Any, ctx: Any, formatter: Any) -> None:
     """The help page of a command."""
     command.format_usage(ctx, formatter)
     command.format_help_text(ctx, formatter)
-    arguments = [param for param in command.get_params(ctx) if param.param_type_name == "argument"]
+    arguments = [param for param in command.get_params(ctx) if param.param_type_name == "argument" and not param.hidden]
     if arguments:
         with formatter.section("Arguments"):
             formatter.write_dl([(argument.display_name_raw, argument_help(argument)) for argument in arguments])

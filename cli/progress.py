@@ -48,13 +48,12 @@ def progress(invocation: Invocation, what: str) -> "Iterator[Callable[[Progress]
 
 
 def _chosen(invocation: Invocation, what: str) -> "_Lines | _Drawn | None":
-    wanted = getattr(invocation, "progress", "auto")
-    if invocation.quiet or wanted == "none":
+    if invocation.quiet or invocation.progress == "none":
         return None
     on_terminal = sys.stderr.isatty()
-    if on_terminal and wanted == "auto" and os.environ.get("TERM") != "dumb":
+    if on_terminal and invocation.progress == "auto" and os.environ.get("TERM") != "dumb":
         return _Drawn(what)
-    if on_terminal or wanted == "plain":
+    if on_terminal or invocation.progress == "plain":
         return _Lines(what, LINE_SECONDS if on_terminal else LOG_SECONDS)
     return None
 

@@ -19,7 +19,9 @@ MAX_MESSAGE: Final = 500
 _RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
 _MAX_NUMBER: Final = 2**63 - 1
 _MAX_ADDRESS: Final = 4096
-_NUMBERS: Final = ("started_at", "ended_at", "files_read", "bytes_read", "bytes_stored", "forgotten", "warnings")
+_TIMES: Final = ("started_at", "ended_at")
+_LAST_TIME: Final = 253_402_300_799_999_999  # of the year 9999: what can be shown
+_NUMBERS: Final = ("files_read", "bytes_read", "bytes_stored", "forgotten", "warnings")
 
 
 class Outcome:
@@ -96,7 +98,7 @@ def checked_run(run: JobRun) -> JobRun:
 
     Raises `SnapshotError` for a run that is not well formed: `INVALID_ID` for its thread or checkpoint, `INVALID_ENTRY` for an
     id that is not 32 hex digits, a job or a code that is empty, over 512 bytes or no valid text, an address that is over 4096
-    characters or no valid text, an unknown outcome, a number that is negative.
+    characters or no valid text, an unknown outcome, a number that is negative, a time after the year 9999.
     """
     if not isinstance(run.id, str) or not _RUN_ID.fullmatch(run.id):
         raise _invalid("its id must be 32 hex digits")
@@ -109,10 +111,11 @@ def checked_run(run: JobRun) -> JobRun:
         validate_text(run.error, "The code of an error", code=Code.INVALID_ENTRY)
     if run.outcome not in _OUTCOMES:
         raise _invalid(f"the outcome must be one of {', '.join(sorted(_OUTCOMES))}")
-    for name in _NUMBERS:
+    for name in (*_TIMES, *_NUMBERS):
         value: object = getattr(run, name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_NUMBER:
-            raise _invalid(f"{name} must be a whole number that is not negative")
+        largest = _LAST_TIME if name in _TIMES else _MAX_NUMBER
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= largest:
+            raise _invalid(f"{name} must be a whole number between 0 and {largest}")
     if not isinstance(run.sandbox, str) or len(run.sandbox) > _MAX_ADDRESS or printable(run.sandbox) != run.sandbox:
         raise _invalid(f"the sandbox must be a text of at most {_MAX_ADDRESS} printable characters")
     if not isinstance(run.message, str):

@@ -37,8 +37,8 @@ COMPLETE = JobRun(
     job="jöb",
     sandbox="exec:kubectl exec -i pod -- /work space",
     thread_id="thread ü",
-    started_at=2**62,
-    ended_at=2**63 - 1,
+    started_at=2**57,
+    ended_at=253_402_300_799_999_999,
     outcome=Outcome.FAILED,
     checkpoint_id="checkpoint",
     files_read=1,
@@ -58,9 +58,9 @@ MALFORMED: Final[tuple[tuple[Code, str, tuple[object, ...]], ...]] = (
     (Code.INVALID_ENTRY, "outcome", ("", "well", "captured\0", None)),
     (Code.INVALID_ENTRY, "error", ("", "a\0b", "e" * 513)),
     (Code.INVALID_ENTRY, "sandbox", ("a\0b", "a\nb", "a\udc80", "s" * 4097, None)),
-    (Code.INVALID_ENTRY, "started_at", (-1, 2**63, 1.5, True, None)),
+    (Code.INVALID_ENTRY, "started_at", (-1, 253_402_300_800_000_000, 1.5, True, None)),
     *((Code.INVALID_ENTRY, name, (-1, "1")) for name in ("ended_at", "files_read", "bytes_read", "bytes_stored")),
-    *((Code.INVALID_ENTRY, name, (-1, "1")) for name in ("forgotten", "warnings")),
+    *((Code.INVALID_ENTRY, name, (-1, 2**63, "1")) for name in ("forgotten", "warnings")),
     (Code.INVALID_ENTRY, "message", (None,)),
 )
 

@@ -66,3 +66,10 @@ def ssh_on_path(ssh_server: SshServer, monkeypatch: pytest.MonkeyPatch) -> SshSe
     """`ssh` knows the server, as if the user had configured it."""
     monkeypatch.setenv("PATH", f"{ssh_server.program}:{os.environ['PATH']}")
     return ssh_server
+
+
+@pytest.fixture
+def shared_ssh_on_path(ssh_server: SshServer, monkeypatch: pytest.MonkeyPatch) -> SshServer:
+    """The same, with one connection for all calls: what does not depend on connections is over sooner."""
+    monkeypatch.setenv("PATH", f"{ssh_server.shared_program}:{os.environ['PATH']}")
+    return ssh_server

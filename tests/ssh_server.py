@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -40,18 +41,28 @@ Host *
 """
 
 
+SHARED = """
+Host *
+    ControlMaster auto
+    ControlPath {sockets}/%C
+    ControlPersist 60
+"""
+
+
 def find_sshd() -> str | None:
     """The server's program, None when it is not installed."""
     return shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", ""))
 
 
 class SshServer:
-    """A running server. `config` is a configuration for clients; `program` is a folder with an `ssh` that uses it."""
+    """A running server. `config` is a configuration for clients; `program` is a folder with an `ssh` that uses it,
+    `shared_program` one whose calls share a connection, as docs/cli.md advises."""
 
     def __init__(self, folder: Path, sshd: str) -> None:
         self.user = pwd.getpwuid(os.geteuid()).pw_name
         self.config = folder / "client_config"
         self.program = folder / "bin"
+        self.shared_program = folder / "shared_bin"
         self._folder = folder
         self._sshd = sshd
         for name in ("host_key", "user_key"):
@@ -62,14 +73,18 @@ class SshServer:
         self.config.write_text(CLIENT.format(port=self.port, folder=folder, user=self.user))
         host_key = (folder / "host_key.pub").read_text()
         (folder / "known_hosts").write_text(f"[127.0.0.1]:{self.port} {host_key}")
-        self.program.mkdir()
-        wrapper = self.program / "ssh"
-        wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {self.config} "$@"\n')
-        wrapper.chmod(0o755)
+        self._sockets = Path(tempfile.mkdtemp(prefix="ssh-"))  # a socket's path must be short
+        shared = folder / "shared_config"
+        shared.write_text(self.config.read_text() + SHARED.format(sockets=self._sockets))
+        _wrap(self.program, self.config)
+        _wrap(self.shared_program, shared)
         self._process = self._start()
 
     def stop(self) -> None:
-        """End the server; sessions that are open go on."""
+        """End the server, and the clients that keep a shared connection; other sessions that are open go on."""
+        for socket_path in self._sockets.iterdir():
+            subprocess.run(["ssh", "-o", f"ControlPath={socket_path}", "-O", "exit", "sandbox"], capture_output=True, check=False)
+        shutil.rmtree(self._sockets)
         self._process.terminate()
         self._process.wait()
 
@@ -96,3 +111,11 @@ class SshServer:
         process.kill()
         process.wait()
         raise RuntimeError(f"sshd did not start: {log.read_text() if log.exists() else ''}")
+
+
+def _wrap(folder: Path, config: Path) -> None:
+    """Put an `ssh` that reads `config` into a new folder."""
+    folder.mkdir()
+    wrapper = folder / "ssh"
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
+    wrapper.chmod(0o755)

@@ -59,7 +59,7 @@ def a_local_folder(given: Given) -> Opened:
 
 
 def by_ssh(given: Given) -> Opened:
-    server: servers.SshServer = given.getfixturevalue("ssh_on_path")
+    server: servers.SshServer = given.getfixturevalue("shared_ssh_on_path")
     folder = given.getfixturevalue("tmp_path") / "by-ssh"
     folder.mkdir()
     return at(f"ssh://{server.user}@127.0.0.1:{server.port}{folder}")

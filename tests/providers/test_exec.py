@@ -59,8 +59,8 @@ class TestSsh(CommandTests):
     scheme = "ssh"
 
     @pytest.fixture(autouse=True)
-    def _server(self, ssh_on_path: servers.SshServer) -> None:
-        self.server = ssh_on_path
+    def _server(self, shared_ssh_on_path: servers.SshServer) -> None:
+        self.server = shared_ssh_on_path
 
     async def existing(self) -> Binding:
         folder = str(self.folder).replace(" ", "%20")

@@ -128,6 +128,12 @@ class BlockingRepository:
         """As `Repository.session`."""
         return BlockingSession(_loop.run(self._inner.session(provider, thread_id=thread_id, **options)))
 
+    def attach(
+        self, sandbox: Any = None, *, thread_id: str, take_over: bool = False, **options: "Unpack[SessionArguments]"
+    ) -> "BlockingSession":
+        """As `Repository.attach`."""
+        return BlockingSession(_loop.run(self._inner.attach(sandbox, thread_id=thread_id, take_over=take_over, **options)))
+
     def resume(self, thread_or_sandbox_id: str, **options: Any) -> "BlockingSession":
         """As `Repository.resume`."""
         return BlockingSession(_loop.run(self._inner.resume(thread_or_sandbox_id, **options)))
@@ -140,7 +146,7 @@ class BlockingRepository:
         found = getattr(self._inner, name)
         if inspect.iscoroutinefunction(found):
             return _blocking(found)
-        if name in ("ls", "open_file"):
+        if name in ("ls", "open_file", "patches"):
             return functools.wraps(found)(lambda *args, **kwargs: _iterate(found(*args, **kwargs)))
         return found
 

@@ -11,10 +11,12 @@ from .errors import Code, SnapshotError, printable
 from .manifest import IndexEntry, content_fields, decode_page, page_for
 from .model import Checkpoint, ContentRef, Entry, Kind, RecordType, RootState, path_key
 from .records import RecordReader
+from .scope import Scope
 
 __all__ = [
     "Diff",
     "DiffEntry",
+    "NotCompared",
     "chosen_root",
     "diff",
     "entry_at",
@@ -22,6 +24,7 @@ __all__ = [
     "open_file",
     "read_artifact",
     "read_conversation",
+    "unknown_path",
 ]
 
 PAGES_AT_ONCE: Final = 64
@@ -30,21 +33,69 @@ CHUNKS_AT_ONCE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class DiffEntry:
-    """One path that differs: its entry before (None: added) and after (None: removed)."""
+    """One path that differs: its entry before (None: added) and after (None: removed).
+
+    The entry of a live file whose content is not that of the checkpoint has no chunk ids.
+    """
 
     root: str
     path: bytes
     before: Entry | None
     after: Entry | None
 
+    @property
+    def what(self) -> tuple[str, ...]:
+        """In what the two entries differ: some of `kind`, `content` (a link's target, too), `mode`, `time` and `hard link`.
+        Empty when there is only one."""
+        a, b = self.before, self.after
+        if a is None or b is None:
+            return ()
+        if a.kind != b.kind:
+            return ("kind",)
+        content = (a.size, a.chunks, a.chunk_list, a.target, a.in_root) != (b.size, b.chunks, b.chunk_list, b.target, b.in_root)
+        found = {
+            "content": content,
+            "mode": a.mode != b.mode,
+            "time": a.kind != Kind.DIR and a.mtime_ns != b.mtime_ns,
+            "hard link": a.hardlink != b.hardlink,
+        }
+        return tuple(name for name, differs in found.items() if differs)
+
+
+@dataclass(frozen=True, slots=True)
+class NotCompared:
+    """A path of a live tree, and what is below it, of which nothing can be said, and why."""
+
+    root: str
+    path: bytes
+    reason: str
+
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """How checkpoint b differs from a, in walk order. Folder times do not count."""
+    """How checkpoint b, or a live tree, differs from a, in walk order. Folder times do not count.
+
+    `skipped` is what of a live tree could not be compared: what cannot be read or kept, and what the capture left out.
+    """
 
     added: tuple[DiffEntry, ...]
     changed: tuple[DiffEntry, ...]
     removed: tuple[DiffEntry, ...]
+    skipped: tuple[NotCompared, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether anything differs."""
+        return bool(self.added or self.changed or self.removed)
+
+    @classmethod
+    def of(cls, found: Sequence[DiffEntry], skipped: Sequence[NotCompared] = ()) -> "Diff":
+        """The differences, each in its place."""
+        return cls(
+            tuple(d for d in found if d.before is None),
+            tuple(d for d in found if d.before is not None and d.after is not None),
+            tuple(d for d in found if d.after is None),
+            tuple(skipped),
+        )
 
 
 def chosen_root(checkpoint: Checkpoint, name: str | None) -> RootState:
@@ -157,18 +208,44 @@ async def read_artifact(engine: Engine, checkpoint: Checkpoint, name: str) -> by
     return await _whole(engine, ref)
 
 
-async def diff(engine: Engine, a: Checkpoint, b: Checkpoint) -> Diff:
-    """How `b` differs from `a`. Pages that both share are not read."""
+async def diff(engine: Engine, a: Checkpoint | None, b: Checkpoint, paths: Sequence[bytes] | None = None) -> Diff:
+    """How `b` differs from `a`, or from nothing; `paths` limits it to files and folders. Pages that both share are not read.
+
+    Raises `SnapshotError` `INVALID_REQUEST` for one of the paths that neither has.
+    """
     reader = RecordReader(engine)
+    scope = Scope(paths)
     found: list[DiffEntry] = []
-    ours, theirs = {r.name: r for r in a.roots}, {r.name: r for r in b.roots}
+    ours = {r.name: r for r in a.roots} if a is not None else {}
+    theirs = {r.name: r for r in b.roots}
     for name in sorted(ours.keys() | theirs.keys()):
-        found += [d async for d in _diff_root(reader, name, ours.get(name), theirs.get(name))]
-    return Diff(
-        tuple(d for d in found if d.before is None),
-        tuple(d for d in found if d.before is not None and d.after is not None),
-        tuple(d for d in found if d.after is None),
+        found += [d async for d in _diff_root(reader, name, ours.get(name), theirs.get(name)) if scope.holds(d.path)]
+    for path in scope.paths:
+        if path and not any(Scope([path]).holds(d.path) for d in found):
+            states = [(c, r.name) for c in (a, b) if c is not None for r in c.roots]
+            if not any([await _has(engine, checkpoint, path, root) for checkpoint, root in states]):
+                raise unknown_path(path)
+    return Diff.of(found)
+
+
+def unknown_path(path: bytes) -> SnapshotError:
+    """The error for a path to compare that is on neither side: a slip of the pen."""
+    return SnapshotError(
+        f"{printable(path)} is on neither side.",
+        code=Code.INVALID_REQUEST,
+        paths=[path],
+        hint="'snapcore ls' shows what a checkpoint has.",
     )
+
+
+async def _has(engine: Engine, checkpoint: Checkpoint, path: bytes, root: str) -> bool:
+    try:
+        await entry_at(engine, checkpoint, path, root=root)
+    except SnapshotError as error:
+        if error.code != Code.INVALID_REQUEST:
+            raise
+        return False
+    return True
 
 
 async def _diff_root(reader: RecordReader, name: str, a: RootState | None, b: RootState | None) -> AsyncIterator[DiffEntry]:

@@ -15,25 +15,26 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from . import history
-from .capturing import DEFAULT_ROOT, CaptureReport, CaptureRequest, RootRequest, capture
+from .capturing import CaptureReport, CaptureRequest, RootRequest, capture
 from .config import CONFIG_KEY, CREATING_KEY, RepositoryConfig, encode_config, new_config, read_config
 from .databases import has_own_database, inner_database, new_own_database, own_database
 from .engine import Engine, finish
 from .errors import Code, RepositoryError, SnapshotError, printable
+from .inspecting import Inspections, Secrets
 from .leases import DEFAULT_TTL
-from .model import Checkpoint, Entry, ThreadInfo, validate_thread_id
+from .model import Checkpoint, ThreadInfo, validate_thread_id
 from .placement import refuse_own_files
-from .protocols import BlobStore, CheckpointStore, ProgressCallback, Workspace
+from .protocols import BlobStore, CheckpointStore, ProgressCallback
 from .redaction import Redactor
 from .redaction_hooks import RedactionHook, RedactionPattern
-from .registry import connect, load, open_blobs, open_database
+from .registry import open_blobs, open_database
+from .sandbox_roots import Roots, opened_sandbox, restore_roots, root_requests
 from .selection import FilePolicy
 from .sessions import Sessions
 from .transfer import Transfers, tree_paths
 
 if TYPE_CHECKING:
     from .autocheckpoint import CheckpointEvery, FailureCallback, Sleep
-    from .browse import Diff
     from .collecting import GcReport
     from .forgetting import ForgetReport
     from .forking import ForkReport
@@ -41,19 +42,15 @@ if TYPE_CHECKING:
     from .usage import Usage
     from .verification import VerifyReport
 
-__all__ = ["Repository", "RepositoryStats", "as_workspace", "init_repository", "open_repository"]
+__all__ = ["Repository", "RepositoryStats", "Roots", "Secrets", "init_repository", "open_repository"]
 
-DEFAULT_WORKSPACE: Final = "/workspace"
 MAX_CANDIDATES: Final = 20
 CREATION_POLLS: Final = 20
 CREATION_PAUSE: Final = 0.05
 CREATION_SETTLES: Final = 0.5  # seconds: longer than a request and a put of another machine take
 
-Roots = Mapping[str, str | tuple[str, FilePolicy]]
 CheckpointList = list[Checkpoint]  # the class below has a method called list
 ThreadList = list[ThreadInfo]
-MessageList = list[Any]
-Secrets = Mapping[str, str | bytes] | Sequence[str | bytes] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,46 +67,7 @@ class RepositoryStats:
     stored_bytes: int
 
 
-@contextlib.asynccontextmanager
-async def _opened(sandbox: Any) -> AsyncIterator[Any]:
-    """The sandbox at an address, closed in the end; a handle is its owner's to close."""
-    if not isinstance(sandbox, str | os.PathLike):
-        yield sandbox
-        return
-    handle = await connect(os.fspath(sandbox))
-    try:
-        yield handle
-    finally:
-        if hasattr(handle, "close"):
-            closing = handle.close()
-            if inspect.isawaitable(closing):
-                await closing
-
-
-def as_workspace(sandbox: Any, root: str | None = None) -> Workspace:
-    """The bulk view of a sandbox: of a handle with a `workspace` of its own, a handle with the six file operations of
-    `FileHandle`, or a workspace itself."""
-    if all(hasattr(sandbox, name) for name in ("scan", "read", "open_stage", "recover")):
-        workspace: Workspace = sandbox
-        if root is not None and root != workspace.root:
-            raise SnapshotError("A workspace has its root already.", code=Code.INVALID_REQUEST, hint="Pass its sandbox instead.")
-        return workspace
-    if hasattr(sandbox, "workspace"):
-        bulk: Workspace = sandbox.workspace(root)
-        return bulk
-    if all(hasattr(sandbox, name) for name in ("lstat", "list", "read", "write", "mkdir", "remove")):
-        wrapped: Workspace = load("snapcore.providers.perfile:PerFileWorkspace")(
-            sandbox, root or getattr(sandbox, "workspace_root", DEFAULT_WORKSPACE)
-        )
-        return wrapped
-    raise SnapshotError(
-        f"{type(sandbox).__name__} is no sandbox.",
-        code=Code.INVALID_REQUEST,
-        hint="Pass an address, a handle with a workspace() method, or one with lstat, list, read, write, mkdir and remove.",
-    )
-
-
-class Repository(Sessions, Transfers):
+class Repository(Sessions, Transfers, Inspections):
     """Open for work. Methods may be called concurrently; writers of one thread exclude each other by its lease."""
 
     def __init__(self, blobs: BlobStore, checkpoints: CheckpointStore, config: RepositoryConfig) -> None:
@@ -184,10 +142,10 @@ class Repository(Sessions, Transfers):
         head has not moved then, unless the answer to the commit itself was lost.
         """
         redactor = Redactor.build(secrets, hooks=hooks, patterns=patterns, allow_short=allow_short_secrets)
-        async with _opened(sandbox) as handle:
+        async with opened_sandbox(sandbox) as handle:
             request = CaptureRequest(
                 thread_id=thread_id,
-                roots=_root_requests(handle, policy or FilePolicy.default(), workspace_root, roots),
+                roots=root_requests(handle, policy or FilePolicy.default(), workspace_root, roots),
                 redactor=redactor,
                 label=label,
                 conversation=conversation,
@@ -298,8 +256,8 @@ class Repository(Sessions, Transfers):
             raise SnapshotError("reinject needs secrets to put back.", code=Code.INVALID_REQUEST, hint="Pass secrets=.")
         from .restoring import RestoreRequest, restore
 
-        async with _opened(sandbox) as handle:
-            places = _restore_roots(handle, checkpoint, workspace_root, roots)
+        async with opened_sandbox(sandbox) as handle:
+            places = restore_roots(handle, checkpoint, workspace_root, roots)
             refuse_own_files(self.blobs, self.checkpoints, places.values())
             request = RestoreRequest(
                 checkpoint=checkpoint,
@@ -444,43 +402,7 @@ class Repository(Sessions, Transfers):
             hint="Give more of the id.",
         )
 
-    # ---- looking inside
-
-    async def diff(self, a: Checkpoint, b: Checkpoint) -> "Diff":
-        """How the trees of `b` differ from those of `a`."""
-        from . import browse
-
-        return await browse.diff(self._engine, a, b)
-
-    def ls(
-        self, checkpoint: Checkpoint, path: bytes = b"", *, recursive: bool = True, root: str | None = None
-    ) -> AsyncIterator[Entry]:
-        """Entries at and below a path, in walk order."""
-        from . import browse
-
-        return browse.list_entries(self._engine, checkpoint, path, recursive=recursive, root=root)
-
-    def open_file(self, checkpoint: Checkpoint, path: bytes, *, root: str | None = None) -> AsyncIterator[bytes]:
-        """A file's bytes, in pieces of some MiB."""
-        from . import browse
-
-        return browse.open_file(self._engine, checkpoint, path, root=root)
-
-    async def read_file(self, checkpoint: Checkpoint, path: bytes, *, root: str | None = None) -> bytes:
-        """A file's bytes at once."""
-        return b"".join([piece async for piece in self.open_file(checkpoint, path, root=root)])
-
-    async def read_artifact(self, checkpoint: Checkpoint, name: str) -> bytes:
-        """The bytes of an artifact."""
-        from . import browse
-
-        return await browse.read_artifact(self._engine, checkpoint, name)
-
-    async def read_conversation(self, checkpoint: Checkpoint) -> MessageList:
-        """The conversation saved with a checkpoint."""
-        from . import browse
-
-        return await browse.read_conversation(self._engine, checkpoint)
+    # ---- upkeep
 
     async def verify(
         self,
@@ -537,6 +459,7 @@ class Repository(Sessions, Transfers):
         keep_labeled: bool = True,
         dry_run: bool = False,
         wait: float | None = None,
+        on_progress: ProgressCallback | None = None,
     ) -> "ForgetReport":
         """Remove the checkpoints of a thread, or with `all_threads` of each, that no rule keeps; see `KeepRules`.
 
@@ -544,6 +467,7 @@ class Repository(Sessions, Transfers):
         `30d12h`. What only removed checkpoints needed stays stored until `gc`. Raises `SnapshotError` `INVALID_REQUEST` when
         there is no rule or one that makes no sense, `MISSING_CHECKPOINT` when the thread has no checkpoint;
         `CheckpointWriterConflictError` when another writer holds the thread (with `all_threads`, such threads are skipped).
+        `on_progress` is told of each thread of `all_threads`.
         """
         from .forgetting import KeepRules, forget, forget_all
 
@@ -561,7 +485,7 @@ class Repository(Sessions, Transfers):
         if (thread_id is None) != all_threads:
             raise SnapshotError("Name one thread, or say all_threads=True.", code=Code.INVALID_REQUEST)
         if thread_id is None:
-            return await forget_all(self._engine, rules, dry_run=dry_run, wait=wait)
+            return await forget_all(self._engine, rules, dry_run=dry_run, wait=wait, on_progress=on_progress)
         return await forget(self._engine, thread_id, rules, dry_run=dry_run, wait=wait)
 
     async def stats(self) -> RepositoryStats:
@@ -591,41 +515,6 @@ class Repository(Sessions, Transfers):
         from .usage import usage
 
         return await usage(self._engine, thread_id=thread_id, checkpoints=checkpoints, on_progress=on_progress)
-
-
-def _root_requests(sandbox: Any, policy: FilePolicy, workspace_root: str | None, roots: Roots | None) -> list[RootRequest]:
-    if roots is None:
-        return [RootRequest(DEFAULT_ROOT, as_workspace(sandbox, workspace_root), policy)]
-    if workspace_root is not None:
-        raise SnapshotError("Give either workspace_root or roots.", code=Code.INVALID_REQUEST)
-    out = []
-    for name, spec in roots.items():
-        path, own = spec if isinstance(spec, tuple) else (spec, policy)
-        out.append(RootRequest(name, as_workspace(sandbox, path), own))
-    return out
-
-
-def _restore_roots(
-    sandbox: Any, checkpoint: Checkpoint, workspace_root: str | None, roots: Mapping[str, str] | None
-) -> dict[str, Workspace]:
-    if len(checkpoint.roots) == 1 and roots is None:
-        return {checkpoint.roots[0].name: as_workspace(sandbox, workspace_root)}
-    if roots is None:
-        # where a root was is data of the checkpoint: what it says must never choose the folder that is overwritten
-        recorded = ", ".join(f"{printable(r.name)} (was {printable(r.path)})" for r in checkpoint.roots)
-        raise SnapshotError(
-            f"The checkpoint has several roots: {recorded}.",
-            code=Code.INVALID_REQUEST,
-            hint="Say where each goes: roots={name: path}.",
-        )
-    if workspace_root is not None:
-        raise SnapshotError("Give either workspace_root or roots.", code=Code.INVALID_REQUEST)
-    if not roots:
-        raise SnapshotError("A restore needs at least one root.", code=Code.INVALID_REQUEST)
-    unknown = sorted(set(roots) - {r.name for r in checkpoint.roots})
-    if unknown:
-        raise SnapshotError(f"The checkpoint has no root {printable(unknown[0])}.", code=Code.INVALID_REQUEST)
-    return {name: as_workspace(sandbox, path) for name, path in roots.items()}
 
 
 # -------------------------------------------------------------------------------------------------------- opening

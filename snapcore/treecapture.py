@@ -32,7 +32,7 @@ from .statcache import digest_salt, make_stat_page, page_digest, read_stat_page,
 from .treefilter import TreeFilter
 from .treeslices import slice_scan
 
-__all__ = ["Base", "TreeCapture", "TreeResult"]
+__all__ = ["Base", "TreeCapture", "TreeResult", "known_entry", "plain_entry"]
 
 SEGMENT_BYTES: Final = 4 << 20
 SEGMENT_FILES: Final = 1_024
@@ -314,7 +314,7 @@ class TreeCapture:
 
     def _row(self, s: FileStat, known: dict[bytes, tuple[Entry, int, int]]) -> _Row:
         if s.kind != Kind.FILE:
-            return _Row(s, self._plain_entry(s), None)
+            return _Row(s, plain_entry(s, self._root_prefix), None)
         old = known.get(s.path)
         same = (
             old is not None
@@ -328,7 +328,7 @@ class TreeCapture:
         if s.nlink > 1:
             row.group = self._join_group(s)
         if old is not None and same:
-            row.entry = _known_entry(s, old[0])
+            row.entry = known_entry(s, old[0])
         elif row.group is None or row.group.path == s.path:
             row.pending = PendingFile(s)
         return row
@@ -345,14 +345,6 @@ class TreeCapture:
             if group.left <= 0:
                 del self._groups[key]
         return group
-
-    def _plain_entry(self, s: FileStat) -> Entry:
-        if s.kind == Kind.DIR:
-            return Entry(s.path, s.kind, s.mode, 0, s.mtime_ns, uid=s.uid, gid=s.gid)
-        target, in_root = s.target, False
-        if target.startswith(self._root_prefix) or target + b"/" == self._root_prefix:
-            target, in_root = target[len(self._root_prefix) :], True
-        return Entry(s.path, s.kind, s.mode, 0, s.mtime_ns, target=target, in_root=in_root, uid=s.uid, gid=s.gid)
 
     # ---- the manifest
 
@@ -489,7 +481,18 @@ class TreeCapture:
         return TreeResult(root, stats, self._warnings)
 
 
-def _known_entry(s: FileStat, old: Entry) -> Entry:
+def plain_entry(s: FileStat, root_prefix: bytes) -> Entry:
+    """The entry of a folder or a link. A target that is absolute into the root, whose path with a slash is `root_prefix`, is kept
+    relative to it."""
+    if s.kind == Kind.DIR:
+        return Entry(s.path, s.kind, s.mode, 0, s.mtime_ns, uid=s.uid, gid=s.gid)
+    target, in_root = s.target, False
+    if target.startswith(root_prefix) or target + b"/" == root_prefix:
+        target, in_root = target[len(root_prefix) :], True
+    return Entry(s.path, s.kind, s.mode, 0, s.mtime_ns, target=target, in_root=in_root, uid=s.uid, gid=s.gid)
+
+
+def known_entry(s: FileStat, old: Entry) -> Entry:
     """The entry of a file whose content is known from the base."""
     return msgspec.structs.replace(old, mode=s.mode, mtime_ns=s.mtime_ns, hardlink=b"", uid=s.uid, gid=s.gid)
 

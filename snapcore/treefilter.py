@@ -8,7 +8,7 @@ from .model import FileStat, Kind, Note, Skipped
 from .redaction import Redactor
 from .selection import FilePolicy, Selection
 
-__all__ = ["TreeFilter"]
+__all__ = ["TreeFilter", "left_out"]
 
 SHOWN_PATHS: Final = 20
 EARLIEST_NS: Final = -(2**63)
@@ -29,6 +29,17 @@ class _Refusal:
         shown = ", ".join(f"{printable(p)} ({why})" for p, why in self.paths[:SHOWN_PATHS])
         more = f", and {len(self.paths) - SHOWN_PATHS} more" if len(self.paths) > SHOWN_PATHS else ""
         return SnapshotError(f"{self.what}: {shown}{more}.", code=self.code, paths=[p for p, _ in self.paths], hint=self.hint)
+
+
+def left_out(s: FileStat) -> str:
+    """Why a checkpoint cannot hold what a scan found here; empty when it can, or when the policy excludes it."""
+    if s.note == Note.EXCLUDED:
+        return ""
+    if s.note in _NOTES:
+        return _NOTES[s.note]
+    if s.note == Note.OUTSIDE or s.kind > Kind.LINK or not EARLIEST_NS <= s.mtime_ns <= LATEST_NS:
+        return _unsupported(s)
+    return ""
 
 
 def _unsupported(s: FileStat) -> str:
@@ -111,18 +122,17 @@ class TreeFilter:
         return False
 
     def _left_out(self, s: FileStat) -> None:
-        if s.note == Note.EXCLUDED:
+        why = left_out(s)
+        if not why:
             return
         if s.note == Note.MOUNT:
-            self.skipped.append(Skipped(s.path, _NOTES[s.note]))
+            self.skipped.append(Skipped(s.path, why))
         elif s.note == Note.UNREADABLE:
-            self.unreadable(s.path, _NOTES[s.note])
+            self.unreadable(s.path, why)
+        elif self._policy.on_unsupported == "skip":
+            self.skipped.append(Skipped(s.path, why))
         else:
-            why = _unsupported(s)
-            if self._policy.on_unsupported == "skip":
-                self.skipped.append(Skipped(s.path, why))
-            else:
-                self._unsupported.paths.append((s.path, why))
+            self._unsupported.paths.append((s.path, why))
 
     def _limit(self, kept: list[FileStat]) -> list[FileStat]:
         policy = self._policy

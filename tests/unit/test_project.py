@@ -79,7 +79,7 @@ LAYERS = (
         "usage",
         "verification",
     ),
-    ("addresses", "registry", "databases", "settings_files"),
+    ("addresses", "registry", "databases", "settings_files", "settings_search"),
     (
         "autocheckpoint",
         "forking",

@@ -156,7 +156,14 @@ PAGES: Final[Mapping[str, Page]] = {
             "box /workspace": "box {folder}/workspace",
         },
     ),
-    "docs/s3.md": Page(needs=("s3",), replace={"/srv/snapcore.db": "{folder}/snapcore.db"}),
+    "docs/s3.md": Page(
+        needs=("s3",),
+        replace={
+            "/srv/snapcore.db": "{folder}/snapcore.db",
+            "https://ACCOUNT.r2.cloudflarestorage.com": "{s3}",
+        },
+        prepare="echo secret > r2-secret",
+    ),
     "docs/sessions.md": Page(prints=("1 files are back\n", "stdout b'1\\n2\\n3\\n'", "exec.completed")),
     "docs/workflows.md": Page(prints=("2 of 4 steps are done and unchanged",)),
     "docs/integrations/agent-tools.md": Page(

@@ -13,6 +13,7 @@ from .health import Health, write_atomically
 from .logs import Events, Scrubber
 from .metrics import CONTENT_TYPE, Metrics
 from .server import Answer, HttpServer
+from .targets import Target
 
 __all__ = ["Board"]
 
@@ -32,8 +33,9 @@ class Board:
 
     # ---- runs
 
-    def begun(self) -> None:
+    def begun(self, target: Target) -> None:
         """See `Observer`."""
+        self._events.begun(target.job.name, target.sandbox, target.thread_id)
         self._metrics.begun()
 
     def ended(self) -> None:

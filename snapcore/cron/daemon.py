@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from snapcore.engine import stop
@@ -18,7 +18,7 @@ from .board import Board
 from .jobs import GC, Job, Plan
 from .logs import Events, Scrubber
 from .running import Ended, Runner
-from .schedule import Every, Schedule, is_missed, retry_delay
+from .schedule import Every, Key, Retries, Schedule, is_missed
 from .scheduling import new_scheduler, trigger
 from .targets import Target, Threads
 
@@ -33,7 +33,6 @@ HEARTBEAT: Final = Every(30.0)  # the health file is rewritten at least so often
 _HOPELESS: Final = (Code.INVALID_REQUEST, Code.UNKNOWN_SCHEME, Code.MISSING_EXTRA)  # of a repository's address
 
 OpenRepository = Callable[[], "AbstractAsyncContextManager[Repository]"]
-Key = tuple[str, str]  # job and thread; the thread is empty for what concerns the whole job
 
 
 @dataclass(eq=False, slots=True)
@@ -76,7 +75,7 @@ class Daemon:
         self._turns: dict[Key, _Turn] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._present: dict[str, dict[str, Target]] = {}  # job -> thread -> what was there when it was looked up last
-        self._tries: dict[Key, int] = {}  # in a row, without success
+        self._retries = Retries(self._chance)
         self._history: dict[Key, list[JobRun]] = {}  # the newest run that went well, and the newest of all
         self._stopping: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -209,9 +208,8 @@ class Daemon:
         if not ended.again:
             self._settle(key)
             return
-        tries = self._tries[key] = self._tries.get(key, 0) + 1
         now = datetime.now(UTC)
-        at = now + timedelta(seconds=retry_delay(tries, schedule.interval(now), self._chance))
+        at = self._retries.again(key, schedule, now)
         regular = self._next_run(key[0], "")
         if regular is not None and at < regular:
             self._scheduler.add_job(self._try_again, "date", run_date=at, args=key, id=_retry_id(key), replace_existing=True)
@@ -219,7 +217,7 @@ class Daemon:
 
     def _settle(self, key: Key) -> None:
         """Nothing is to be tried again."""
-        self._tries.pop(key, None)
+        self._retries.settle(key)
         self._unschedule(_retry_id(key))
 
     def _unschedule(self, entry: str) -> None:
@@ -346,7 +344,7 @@ class Daemon:
     def _stop_job(self, name: str) -> None:
         """Take a job out of the scheduler. A capture that runs goes on to its end."""
         self._unschedule(_job_id(name))
-        for key in [key for key in self._tries if key[0] == name]:
+        for key in self._retries.of_job(name):
             self._settle(key)
         for key, turn in list(self._turns.items()):
             if key[0] == name and not turn.begun:

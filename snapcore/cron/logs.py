@@ -52,6 +52,10 @@ class Events:
         """One event; fields that are None or empty are left out."""
         self._log.log(level, "%s", message, extra={_EVENT: event, _FIELDS: fields})
 
+    def begun(self, job: str, sandbox: str, thread_id: str) -> None:
+        """A capture begins."""
+        self.tell("capturing", level=logging.DEBUG, job=job, sandbox=printable(sandbox), thread=thread_id)
+
     def unrecorded(self, error: SnapcoreError) -> None:
         """A run is not in the repository's record."""
         self.tell("unrecorded", f"The run could not be recorded. {error}", level=logging.ERROR, code=str(error.code))

@@ -39,7 +39,7 @@ class Ended:
 class Observer(Protocol):
     """Who is told of runs."""
 
-    def begun(self) -> None:
+    def begun(self, target: Target) -> None:
         """A capture begins."""
         ...
 
@@ -63,8 +63,9 @@ class Logged:
         self.unrecorded = False
         self._events = events
 
-    def begun(self) -> None:
+    def begun(self, target: Target) -> None:
         """See `Observer`."""
+        self._events.begun(target.job.name, target.sandbox, target.thread_id)
 
     def ended(self) -> None:
         """See `Observer`."""
@@ -105,7 +106,7 @@ class Runner:
         """Capture one sandbox, then let its retention do its work. Cancelled, it gives up what it holds, and the run is recorded
         as interrupted."""
         started = self._now()
-        self._observer.begun()
+        self._observer.begun(target)
         try:
             ended = await self._captured(target, started)
         except asyncio.CancelledError:

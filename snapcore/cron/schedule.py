@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 from snapcore.durations import parse_duration
 from snapcore.errors import Code, SnapshotError, printable
 
-__all__ = ["CronSchedule", "Every", "Schedule", "is_missed", "parse_cron", "parse_every", "parse_zone", "retry_delay"]
+__all__ = ["CronSchedule", "Every", "Key", "Retries", "Schedule", "is_missed", "parse_cron", "parse_every", "parse_zone"]
 
 FIRST_RETRY: Final = 10.0  # seconds
 LONGEST_RETRY: Final = 3600.0
@@ -111,6 +111,7 @@ class CronSchedule:
 
 
 Schedule = Every | CronSchedule
+Key = tuple[str, str]  # job and thread; the thread is empty for what concerns the whole job
 
 
 def _goes_on(zone: ZoneInfo, before: datetime, after: datetime) -> datetime:
@@ -216,9 +217,25 @@ def is_missed(schedule: Schedule, last: datetime, now: datetime) -> bool:
     return last > now or schedule.next_after(last) <= now
 
 
-def retry_delay(failures: int, interval: float, chance: random.Random) -> float:
-    """Seconds to wait after so many failures in a row: 10, 20, 40, ... but no longer than the schedule's interval or an hour;
+class Retries:
+    """How long to wait after failures in a row: 10, 20, 40, ... seconds, but no longer than the schedule's interval or an hour;
     less a random part, so that many jobs that failed together do not come back together."""
-    longest = min(interval, LONGEST_RETRY)
-    delay = min(FIRST_RETRY * float(2 ** min(failures - 1, 20)), longest)
-    return delay * (1 - RETRY_SPREAD * chance.random())
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._tries: dict[Key, int] = {}
+
+    def again(self, key: Key, schedule: Schedule, now: datetime) -> datetime:
+        """When to try again after one more failure of what `key` names."""
+        tries = self._tries[key] = self._tries.get(key, 0) + 1
+        longest = min(schedule.interval(now), LONGEST_RETRY)
+        delay = min(FIRST_RETRY * float(2 ** min(tries - 1, 20)), longest)
+        return now + timedelta(seconds=delay * (1 - RETRY_SPREAD * self._chance.random()))
+
+    def settle(self, key: Key) -> None:
+        """It went well, or trying again does not help: the next failure is a first one."""
+        self._tries.pop(key, None)
+
+    def of_job(self, job: str) -> list[Key]:
+        """What failed last, of a job."""
+        return [key for key in self._tries if key[0] == job]

@@ -38,6 +38,11 @@ class HttpServer:
                 hint="Choose another port, or end what listens there.",
             ) from None
 
+    @property
+    def port(self) -> int | None:
+        """Where it listens; None when it does not."""
+        return None if self._server is None else int(self._server.sockets[0].getsockname()[1])
+
     async def close(self) -> None:
         """Stop listening, and cut what is open. Idempotent."""
         server, self._server = self._server, None

@@ -1,0 +1,101 @@
+"""The log: one line an event, without control characters and without secrets, whoever writes them."""
+
+import base64
+import io
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from snapcore.cron.logs import Events, LogFormat, Scrubber, logging_to
+from snapcore.redaction import Redactor
+from snapcore.runs import JobRun, Outcome
+
+TOKEN = "token-0123456789"
+
+
+@contextmanager
+def written(form: LogFormat, level: int = logging.INFO) -> Iterator[tuple[Events, list[str]]]:
+    """Events, and the lines that they became once the block has ended."""
+    stream, lines, scrubber = io.StringIO(), list[str](), Scrubber()
+    scrubber.learn("web", Redactor.build({"TOKEN": TOKEN}))
+    with logging_to(stream, form, level, scrubber):
+        yield Events(), lines
+    lines += stream.getvalue().split("\n")
+    assert lines.pop() == ""
+
+
+def run(**changes: Any) -> JobRun:
+    values = {"id": "0" * 32, "job": "web", "started_at": 1_000_000, "ended_at": 2_500_000, "outcome": Outcome.CAPTURED}
+    return JobRun(**{**values, **changes})
+
+
+def test_a_run_as_json() -> None:
+    with written("json") as (events, lines):
+        events.ran(run(sandbox="/srv/work", thread_id="web", bytes_read=7, bytes_stored=3, checkpoint_id="abc"))
+    line = json.loads(lines[0])
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "info",
+        "event": "captured",
+        "job": "web",
+        "sandbox": "/srv/work",
+        "thread": "web",
+        "outcome": "captured",
+        "seconds": 1.5,
+        "bytes": 7,
+        "stored": 3,
+        "checkpoint": "abc",
+    }
+
+
+def test_a_failure_as_text() -> None:
+    with written("text") as (events, lines):
+        events.ran(run(outcome=Outcome.FAILED, sandbox="/srv/my work", error="NO_SANDBOX", message="It is gone."))
+    assert lines[0].split(" ", 1)[1] == ('error   failed job=web sandbox="/srv/my work" seconds=1.5 code=NO_SANDBOX: It is gone.')
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+@pytest.mark.parametrize("hidden", [TOKEN, base64.b64encode(TOKEN.encode()).decode()])
+def test_no_secret_is_written_by_whomever(form: LogFormat, hidden: str) -> None:
+    with written(form) as (events, lines):
+        events.tell("failed", f"no route to {hidden}", job="web", sandbox=f"/srv/{hidden}", thread=hidden)
+        logging.getLogger("some.library").warning("refused %s", hidden)
+        try:
+            raise ValueError(hidden)
+        except ValueError:
+            logging.getLogger("some.library").exception("it broke")
+    assert len(lines) == 3
+    for line in lines:
+        assert hidden not in line
+    assert "{secret:TOKEN}" in lines[0]
+    assert "{secret:TOKEN}" in lines[1]
+    assert "it broke (ValueError)" in lines[2]
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_control_characters_are_escaped(form: LogFormat) -> None:
+    with written(form) as (events, lines):
+        events.tell("failed", "a\nb\x1b[31mred\u202e", job="web", thread="x\ry")
+    assert len(lines) == 1
+    assert lines[0].isprintable()
+
+
+def test_other_packages_are_heard_when_they_warn() -> None:
+    with written("json") as (events, lines):
+        logging.getLogger("some.library").info("chatter")
+        logging.getLogger("some.library").warning("trouble")
+        events.tell("capturing", level=logging.DEBUG)
+    assert [json.loads(line)["message"] for line in lines] == ["trouble"]
+
+
+def test_a_log_that_cannot_be_written_stops_nothing() -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    with logging_to(Full(), "json", logging.INFO, Scrubber()):
+        Events().tell("started")

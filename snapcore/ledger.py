@@ -108,7 +108,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_id: str | None = None
     continues: Point | None = None  # sandbox.resumed: where the line of work stands that led to the checkpoint
     drops: Point | None = None  # the recorded operations of this line from here on were given up before this event
-    automatic: bool = False  # a checkpoint nobody asked for by name: no operation to be replayed
+    automatic: bool = False  # a checkpoint nobody asked for by name, or an operation by hand: none that is replayed
     binding: Binding | None = None
     spec: SpecRecord | None = None
     snapshot: str | None = None  # the provider's own, taken beside the checkpoint

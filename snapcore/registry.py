@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from .errors import Code, ProviderError, RepositoryError, SnapshotError, printable
+from .sandboxes import Binding
 
-__all__ = ["connect", "load", "make_provider", "open_blobs", "open_database", "split_scheme"]
+__all__ = ["connect", "load", "make_provider", "open_binding", "open_blobs", "open_database", "split_scheme"]
 
 _SCHEME: Final = re.compile(r"^([a-z][a-z0-9+.-]*)://", re.ASCII | re.IGNORECASE)
 _STORES: Final = {
@@ -133,3 +134,11 @@ def make_provider(name: str) -> Any:
             hint="Pass the one that the sandbox was made with: provider=...",
         )
     return load(_MAKERS[name])()
+
+
+async def open_binding(binding: Binding, provider: Callable[[str], Any] = make_provider) -> Any:
+    """A handle on the sandbox that a binding tells of, wherever it came from; `provider` gives those that have to be asked."""
+    address = binding.details.get("address") if binding.provider in ("exec", "ssh") else None
+    if binding.provider == "file":
+        address = binding.workspace_root
+    return await (connect(address) if address else provider(binding.provider).open(binding))

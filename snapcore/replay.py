@@ -217,7 +217,8 @@ class Ledgers:
             other = part.trail
             trails[other.thread_id] = other
             began = (s for s in other.events_of(part.owner, part.until) if other.kind(s) == EventKind.EXEC_STARTED)
-            own.setdefault(other.thread_id, set()).update(s for s in began if not 0 < other.partner(s) <= part.until)
+            open_ = (s for s in began if not 0 < other.partner(s) <= part.until and not other.is_automatic(s))
+            own.setdefault(other.thread_id, set()).update(open_)
             if other is not trail:
                 rerun.update(what for when, what in other.reruns.items() if when <= part.until)
         found = [
@@ -373,7 +374,7 @@ def _unsettled(trail: Trail, line: Line | None) -> Iterator[int]:
     held = {} if line is None else line.held()
     on_line = held.get(trail.thread_id)
     for sequence in range(1, len(trail) + 1):
-        if trail.kind(sequence) == EventKind.EXEC_STARTED:
+        if trail.kind(sequence) == EventKind.EXEC_STARTED and not trail.is_automatic(sequence):
             ended = trail.partner(sequence)
             if not ended or (trail.at_most_once(sequence) and not (on_line is not None and on_line[ended - 1])):
                 yield sequence

@@ -81,6 +81,7 @@ class Session:
         playback: Playback,
         step: int,
         warnings: Sequence[str] = (),
+        by_hand: bool = False,
     ) -> None:
         self._repository = repository
         self._engine: Engine = repository._engine
@@ -92,6 +93,7 @@ class Session:
         self._sandbox_id = handle.sandbox_id
         self._spec = spec
         self._playback = playback
+        self._by_hand = by_hand  # what is done is recorded, and neither counted as a step nor replayed
         self._lock = asyncio.Lock()
         self._state: Literal["open", "closed", "destroyed"] = "open"
         self._ending = False
@@ -189,7 +191,8 @@ class Session:
                 return await self._replayed(recorded, sink)
             reruns = recorded.event.id if recorded is not None else self._playback.permit(operation, rerun=rerun)
             handle = await self._live()
-            affects = affects and recorded is None  # what is done once more in its place has been counted
+            # what is done once more in its place has been counted
+            affects = affects and recorded is None and not self._by_hand
             started = await self._begin(operation, recorded, reruns=reruns, outside=outside, at_most_once=at_most_once)
             try:
                 given = await handle.exec(
@@ -231,7 +234,8 @@ class Session:
             await self._recorder.check()
             await _make_parents(handle, target)
             await handle.upload(target, content)
-            self.step += recorded is None
+            affects = recorded is None and not self._by_hand
+            self.step += affects
             written = self._event(
                 EventKind.FILE_WRITTEN,
                 operation=operation,
@@ -243,7 +247,7 @@ class Session:
             self._playback.written(written)
             await self._recorder.complete(written)
             self._playback.left()
-            await self._stepped(affects=recorded is None)
+            await self._stepped(affects=affects)
             self._playback.told()
 
     async def checkpoint(
@@ -254,11 +258,13 @@ class Session:
         conversation: Any = None,
         artifacts: Mapping[str, bytes] | None = None,
         run_id: str | None = None,
+        skip_unchanged: bool = False,
     ) -> Checkpoint:
         """Capture the sandbox as the next checkpoint of the thread; at its recorded place, return the one that was made then.
 
         `native` takes the provider's own snapshot too, from which a resume on that provider starts: it holds what lies outside of
         the captured roots. `conversation`, `artifacts` and `run_id` are saved with the checkpoint, as by `Repository.capture`.
+        `skip_unchanged` returns the thread's newest checkpoint when its content is the same.
         """
         async with self._working():
             operation = checkpoint_operation(self._options.redactor, label)
@@ -266,7 +272,13 @@ class Session:
             if recorded is not None and (kept := await self._recorded_checkpoint(recorded)) is not None:
                 return kept
             return await self._checkpoint_locked(
-                label, automatic=False, native=native, conversation=conversation, artifacts=artifacts, run_id=run_id
+                label,
+                automatic=self._by_hand,
+                native=native,
+                conversation=conversation,
+                artifacts=artifacts,
+                run_id=run_id,
+                skip_unchanged=skip_unchanged,
             )
 
     async def list_checkpoints(self) -> list[Checkpoint]:
@@ -327,6 +339,7 @@ class Session:
             )
 
     def _event(self, kind: str, **fields: Any) -> Event:
+        fields.setdefault("automatic", self._by_hand and "operation" in fields)
         return Event(id=new_event_id(), kind=kind, sandbox_id=self._sandbox_id, step=self.step, **fields)
 
     def _leave(self, operation: Operation) -> Point | None:
@@ -561,6 +574,8 @@ class Session:
     async def _destroy_locked(self) -> None:
         if self._state == "destroyed":
             return
+        if not self._provider.abilities.destroy:  # before the ledger says that it is gone
+            raise lacks(self._provider.name, "be destroyed", "close() leaves the sandbox as it is.")
         async with WriterHold(self._engine, self.thread_id, wait=self._options.wait) as hold:
             await self._recorder.append(self._event(EventKind.CLOSED, destroyed=True))
             await self._engine.checkpoints.renew_writer(hold.lease)

@@ -1,5 +1,6 @@
 """What a repository does with sessions: the part of `Repository` that works in sandboxes and keeps the ledger."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from .engine import Engine, finish
@@ -79,6 +80,39 @@ class Sessions:
         if provider is not None:
             self._providers[provider.name] = provider
         return await resume_session(self, thread_or_sandbox_id, label, checkpoint_id, provider, chosen)
+
+    async def attach(
+        self,
+        sandbox: Any = None,
+        *,
+        thread_id: str,
+        take_over: bool = False,
+        **options: "Unpack[SessionArguments]",
+    ) -> "Session":
+        """Work by hand in a sandbox that is there already: an address, a handle, which is closed with the session, or the thread's
+        own sandbox when none is named.
+
+        What is done is recorded in the thread's ledger, as by any session. But it is no part of what a program replays, counts
+        as no step, and what was begun and not ended makes nothing uncertain. Neither can the session make, pause or destroy a
+        sandbox. The options are those of `session`, without those that replay or make one.
+
+        A thread whose ledger has another sandbox is refused (`SnapshotError` `INVALID_REQUEST`). So is one that a session has
+        opened and not closed (`CheckpointWriterConflictError`), unless `take_over` says that its process is gone: it can go on
+        no more then. Raises `ProviderError` `NO_SANDBOX` when none is named and the ledger has none.
+        """
+        from .registry import connect
+        from .session_attaching import attach_session, sandbox_of
+        from .session_options import session_options
+
+        chosen = session_options(**options)
+        if sandbox is not None and not isinstance(sandbox, str | os.PathLike):
+            return await attach_session(self, sandbox, thread_id, chosen, take_over=take_over)
+        handle = await sandbox_of(self, thread_id) if sandbox is None else await connect(os.fspath(sandbox))
+        try:
+            return await attach_session(self, handle, thread_id, chosen, take_over=take_over)
+        except BaseException:
+            await finish(handle.close())
+            raise
 
     async def events(self, thread_id: str, *, after: int = 0, limit: int = 500) -> "list[Event]":
         """Up to `limit` events of the thread's ledger with a number above `after`, in order."""

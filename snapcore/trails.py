@@ -175,10 +175,13 @@ class Trail:
 
     def is_replayed(self, sequence: int) -> bool:
         """Whether the event is the outcome of an operation that a program asked for."""
-        kind = self.kind(sequence)
-        if kind == EventKind.CHECKPOINT:
-            return not self._flags[sequence - 1] & _AUTOMATIC
-        return kind in (EventKind.EXEC_COMPLETED, EventKind.FILE_WRITTEN)
+        if self.is_automatic(sequence):
+            return False
+        return self.kind(sequence) in (EventKind.CHECKPOINT, EventKind.EXEC_COMPLETED, EventKind.FILE_WRITTEN)
+
+    def is_automatic(self, sequence: int) -> bool:
+        """Whether no program asked for it: a checkpoint by itself, an operation by hand."""
+        return bool(self._flags[sequence - 1] & _AUTOMATIC)
 
     def owner(self, sequence: int) -> int:
         """The number of the event's stretch."""

@@ -45,7 +45,7 @@ COMMANDS: Final = {
 }
 GROUPS: Final = {  # commands of two words, whose functions are called store_test and so on
     "store": {"test": "store"},
-    "cron": {"run": "cron", "status": "cron_status"},
+    "cron": {"run": "cron", "status": "cron_status", "install": "cron_install"},
 }
 ALIASES: Final = {"snapshots": "list", "check": "verify", "prune": "gc"}
 
@@ -146,6 +146,10 @@ class Group(_Plain, TyperGroup):
     def __init__(self, *, found: Mapping[str, Callable[[], Any]] | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self._found = _all() if found is None else found
+
+    def main(self, *args: Any, **settings: Any) -> Any:
+        """Run the command, under the name that its pages have, however it was started."""
+        return super().main(*args, **{"prog_name": "snapcore", **settings})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments before the command's name; of a mistyped option, name those that may have been meant."""

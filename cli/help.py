@@ -4,6 +4,7 @@ Loaded when a page is asked for, and by the generator of docs/commands.md.
 """
 
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
@@ -153,10 +154,24 @@ def write_command(command: Any, ctx: Any, formatter: Any) -> None:
     _write_options(command, ctx, formatter)
     if command.examples:
         with formatter.section("Examples"):
-            for line in "\n".join(command.examples).splitlines():
-                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+            for example in command.examples:
+                for line in folded(example, formatter.width - formatter.current_indent).splitlines():
+                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
     formatter.write_paragraph()
     formatter.write_text(POINTER)
+
+
+def folded(example: str, width: int) -> str:
+    """A line for a shell, in several before options where it is too long."""
+    if len(example) <= width or "\n" in example or example.startswith("#"):
+        return example
+    lines = [""]
+    for part in re.split(" (?=-)", example):
+        if lines[-1] and len(lines[-1]) + len(part) + 3 > width:
+            lines.append(f"    {part}")
+        else:
+            lines[-1] = f"{lines[-1]} {part}" if lines[-1] else part
+    return " \\\n".join(lines)
 
 
 def _write_options(command: Any, ctx: Any, formatter: Any) -> None:

@@ -1,4 +1,4 @@
-"""Whole repositories: `init`, `verify`, `stats`."""
+"""Whole repositories: `init`, `verify`."""
 
 from typing import Annotated, Final
 
@@ -8,7 +8,7 @@ from .output import count, print_json, print_line, size
 from .progress import progress
 from .runtime import Exit, Invocation, UsageError, address_errors, command
 
-__all__ = ["init", "stats", "verify"]
+__all__ = ["init", "verify"]
 
 
 EXAMPLES: Final = {
@@ -16,7 +16,7 @@ EXAMPLES: Final = {
         "snapcore init",
         "snapcore init --repo ./repository",
         "# packs in a bucket, the rest in Postgres, for many machines",
-        "snapcore init --repo s3://my-bucket/snapcore --database postgresql://db/snapcore",
+        "snapcore init -r s3://my-bucket/snapcore --database postgresql://db/snapcore",
     ),
     "verify": (
         "snapcore verify",
@@ -93,29 +93,3 @@ async def verify(
             f"{count(report.records, 'record')}, {size(report.bytes_read)} read"
         )
     return Exit.DONE if report.ok else Exit.FAILED
-
-
-@command
-async def stats(invocation: Invocation) -> int:
-    """Say how much the repository holds, and in how many bytes."""
-    async with invocation.repository() as repo:
-        found = await repo.stats()
-    if invocation.json:
-        print_json(
-            {
-                "message_type": "stats",
-                "threads": found.threads,
-                "checkpoints": found.checkpoints,
-                "packs": found.packs,
-                "records": found.records,
-                "logical_bytes": found.logical_bytes,
-                "raw_bytes": found.raw_bytes,
-                "stored_bytes": found.stored_bytes,
-            }
-        )
-    elif invocation.tells:
-        print_line(f"{count(found.checkpoints, 'checkpoint')} in {count(found.threads, 'thread')}")
-        print_line(f"in all checkpoints   {size(found.logical_bytes):>10}")
-        print_line(f"different content    {size(found.raw_bytes):>10}  {count(found.records, 'record')}")
-        print_line(f"stored               {size(found.stored_bytes):>10}  {count(found.packs, 'pack')}")
-    return Exit.DONE

@@ -72,21 +72,18 @@ class Invocation:
     @cached_property
     def loaded(self) -> "Loaded | None":
         """The settings file: the one that was named, else the nearest. None when there is none."""
-        from snapcore.settings_files import find_settings, load_settings
-
         named = self.flags.get("config")
         if self.no_config:
             if named is not None:
                 raise UsageError("--config and --no-config exclude each other.")
             return None
         named = named or os.environ.get(VARIABLES["config"])
+        if not named and not _is_any_above():
+            return None
+        from snapcore.settings_files import find_settings, load_settings
+
         with usage_errors():
-            if named:
-                return load_settings(named)
-            try:
-                return find_settings(os.getcwd())
-            except FileNotFoundError:  # the current folder was removed
-                return None
+            return load_settings(named) if named else find_settings(os.curdir)
 
     def with_config(self, path: str) -> "Invocation":
         """The same with the settings file at `path`, as if `--config` had named it."""
@@ -210,6 +207,16 @@ class Invocation:
     def tells(self) -> bool:
         """Whether a result for people is wanted."""
         return not self.json and not self.quiet
+
+
+def _is_any_above() -> bool:
+    """Whether there is a settings file to be read; what reads it is not loaded before."""
+    from snapcore.settings_search import settings_candidates
+
+    try:
+        return any(True for _ in settings_candidates(os.curdir))
+    except FileNotFoundError:  # the current folder was removed
+        return False
 
 
 def _values(sources: "Mapping[str, SecretSource]", folder: str, *, may_run: bool) -> dict[str, bytes]:

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .errors import Code, SnapshotError, printable
 from .registry import split_scheme
+from .settings_search import FILE_NAME, PROJECT_FILE_NAME, settings_candidates
 
 if TYPE_CHECKING:
     from .settings import Settings
 
-__all__ = ["FILE_NAME", "MAX_FILE_BYTES", "Loaded", "check_sandbox_address", "find_settings", "load_settings"]
+__all__ = ["MAX_FILE_BYTES", "Loaded", "check_sandbox_address", "find_settings", "load_settings"]
 
-FILE_NAME: Final = "snapcore.toml"
-PROJECT_FILE_NAME: Final = "pyproject.toml"
 MAX_FILE_BYTES: Final = 1 << 20
 _HELP: Final = "docs/configuration.md lists the keys and what they take."
 _USE_ANOTHER: Final = "Name another with --config, or leave all of them aside with --no-config."
@@ -30,6 +29,11 @@ _TOML_HELP: Final = "See https://toml.io for how such files are written: texts s
 _WHERE: Final = re.compile(r"\(at line ([0-9]+), column ([0-9]+)\)")
 _AT_END: Final = "(at end of document)"
 _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
+# Where a pyproject.toml can begin to speak of snapcore's settings: a header, a dotted key, a key in [tool]; never a dependency in
+# a list. To be sure takes the parser, which is not worth loading for what is no more than a project that uses snapcore.
+_MENTION: Final = re.compile(
+    rb"""^[ \t]*(?:\[[ \t]*)?(?:["']?tool["']?[ \t]*(?:=|\..*snapcore)|["']?snapcore["']?[ \t]*[.=])""", re.MULTILINE
+)
 _COMMAND_SCHEME: Final = "exec:"
 _OTHER_KIND: Final = re.compile(r"(?:docker|e2b|exec|memory|s3|ssh):", re.IGNORECASE)  # also where the slashes were forgotten
 _RELATIVE_SQLITE: Final = re.compile(r"(sqlite(?:\+[a-z]+)?:///)(?!/|:memory:)(.+)", re.IGNORECASE)
@@ -67,7 +71,7 @@ def load_settings(path: str) -> Loaded:
     what is not understood; it names the file and the key, and no value.
     """
     path = os.path.abspath(os.path.expanduser(path))
-    parsed = _parsed(path, _read(path, _open(path), found=False))
+    parsed = _parsed(path, _read(path)[0])
     table = _tool_table(path, parsed) if os.path.basename(path) == PROJECT_FILE_NAME else parsed
     if table is None:
         raise _invalid(f"{printable(path)} has no [tool.snapcore].", "Write that table, or name another file.")
@@ -80,17 +84,7 @@ def find_settings(start: str) -> Loaded | None:
 
     Raises as `load_settings`, and for a file that belongs to somebody who is neither the caller nor root.
     """
-    folder = os.path.abspath(start)
-    while True:
-        for name in (FILE_NAME, PROJECT_FILE_NAME):
-            path = os.path.join(folder, name)
-            # One call a folder and name is all that it costs where there is no file.
-            if os.path.lexists(path) and (loaded := _found(path, folder)) is not None:
-                return loaded
-        above = os.path.dirname(folder)
-        if above == folder:
-            return None
-        folder = above
+    return next(filter(None, map(_found, settings_candidates(start))), None)
 
 
 def check_sandbox_address(loaded: Loaded, address: str, key: str) -> None:
@@ -103,58 +97,48 @@ def check_sandbox_address(loaded: Loaded, address: str, key: str) -> None:
         )
 
 
-def _found(path: str, folder: str) -> Loaded | None:
+def _found(path: str) -> Loaded | None:
     """The settings in a file that is there; None for a `pyproject.toml` without any."""
-    ours = os.path.basename(path) == FILE_NAME
-    table = _parsed(path, _read(path, _open(path), found=True)) if ours else _project_table(path)
-    return None if table is None else Loaded(_converted(path, table), path, folder, named=False)
+    table = _own_table(path) if os.path.basename(path) == FILE_NAME else _project_table(path)
+    return None if table is None else Loaded(_converted(path, table), path, os.path.dirname(path), named=False)
+
+
+def _own_table(path: str) -> dict[str, Any]:
+    data, details = _read(path)
+    _check_owner(path, details)
+    return _parsed(path, data)
 
 
 def _project_table(path: str) -> dict[str, Any] | None:
     """`[tool.snapcore]` of a `pyproject.toml`. Most have none: they cost no more than reading them, and whatever is wrong with
     them is other programs' concern."""
     try:
-        descriptor = _open(path)
+        data, details = _read(path)
     except SnapshotError:
         return None
-    with open(descriptor, "rb") as file:
-        details = os.fstat(descriptor)
-        data = file.read(MAX_FILE_BYTES + 1) if stat.S_ISREG(details.st_mode) else b""
-    if b"snapcore" not in data:
+    if not _MENTION.search(data):
         return None
-    _check_size(path, data)
     table = _tool_table(path, _parsed(path, data))
     if table is not None:
         _check_owner(path, details)
     return table
 
 
-def _open(path: str) -> int:
+def _read(path: str) -> tuple[bytes, os.stat_result]:
+    """A file's bytes, up to one more than a settings file may have, and what it is."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # without waiting for a FIFO's other end
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # without waiting for a FIFO's other end
+        try:
+            details = os.fstat(descriptor)
+            if not stat.S_ISREG(details.st_mode):
+                raise _invalid(f"The settings file {printable(path)} is no regular file.", _USE_ANOTHER)
+            with open(descriptor, "rb", closefd=False) as file:
+                return file.read(MAX_FILE_BYTES + 1), details
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no path"
         raise _invalid(f"The settings file {printable(path)} cannot be read: {reason}.", _USE_ANOTHER) from None
-
-
-def _read(path: str, descriptor: int, *, found: bool) -> bytes:
-    with open(descriptor, "rb") as file:
-        details = os.fstat(descriptor)
-        if not stat.S_ISREG(details.st_mode):
-            raise _invalid(f"The settings file {printable(path)} is no regular file.", _USE_ANOTHER)
-        if found:
-            _check_owner(path, details)
-        try:
-            data = file.read(MAX_FILE_BYTES + 1)
-        except OSError as error:
-            raise _invalid(f"The settings file {printable(path)} cannot be read: {error.strerror}.", _USE_ANOTHER) from None
-    _check_size(path, data)
-    return data
-
-
-def _check_size(path: str, data: bytes) -> None:
-    if len(data) > MAX_FILE_BYTES:
-        raise _invalid(f"The settings file {printable(path)} is larger than {MAX_FILE_BYTES >> 20} MiB.", _USE_ANOTHER)
 
 
 def _check_owner(path: str, details: os.stat_result) -> None:
@@ -179,6 +163,8 @@ def _tool_table(path: str, project: dict[str, Any]) -> dict[str, Any] | None:
 def _parsed(path: str, data: bytes) -> dict[str, Any]:
     import tomllib
 
+    if len(data) > MAX_FILE_BYTES:
+        raise _invalid(f"The settings file {printable(path)} is larger than {MAX_FILE_BYTES >> 20} MiB.", _USE_ANOTHER)
     try:
         return tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -1,30 +1,34 @@
-"""What checkpoints hold: `ls`, `cat`, `diff`."""
+"""What checkpoints hold: `ls` and `cat`."""
 
 import sys
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from .options import At, OptionalThread
-from .output import entry_fields, mode_text, path_fields, path_list, path_text, print_json, print_json_array, print_line
+from snapcore.errors import printable
+
+from .options import OptionalThread
+from .output import count, entry_fields, mode_text, path_fields, path_text, print_json_array, print_line, size
 from .runtime import Exit, Invocation, UsageError, command, resolve
 
 if TYPE_CHECKING:
-    from snapcore.browse import DiffEntry
     from snapcore.model import Entry
 
-__all__ = ["cat", "diff", "ls"]
+__all__ = ["cat", "ls", "split_place"]
 
 EXAMPLES: Final = {
     "ls": (
         "snapcore ls latest --thread thread-1",
-        "snapcore ls label:after-install:src --thread thread-1",
-        "snapcore ls 3f2a -v",
+        "snapcore ls label:after-install:src --thread thread-1 --flat",
+        "snapcore ls 3f2a --long",
+        "snapcore ls latest:src --tree --thread thread-1",
     ),
     "cat": ("snapcore cat latest:src/main.py --thread thread-1", "snapcore cat 3f2a:notes.txt | head -n 1"),
-    "diff": ("snapcore diff label:after-install latest --thread thread-1",),
 }
+BRANCHES: Final = ("├── ", "└── ", "│   ", "    ")
+PLAIN_BRANCHES: Final = ("|-- ", "`-- ", "|   ", "    ")
+SECOND: Final = 1_000_000_000  # in nanoseconds
 
 Place = Annotated[str, typer.Argument(metavar="CHECKPOINT[:PATH]", help="A checkpoint, and a path in it.")]
 Root = Annotated[str | None, typer.Option("--root", metavar="NAME", help="Which root, when there are several.")]
@@ -45,17 +49,24 @@ async def ls(
     thread: OptionalThread = None,
     root: Root = None,
     flat: Annotated[bool, typer.Option("--flat", help="Only what is directly in the folder.")] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="With mode, size, time in UTC and link targets.")] = False,
+    human: Annotated[bool, typer.Option("--human", "-H", help="Sizes such as 1.2 MB in what --long shows.")] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="Draw a tree.")] = False,
 ) -> int:
     """List what a checkpoint holds, all of it or under a path."""
+    if flat and tree:
+        raise UsageError("--flat and --tree exclude each other.")
     spec, path = split_place(place)
+    long = long or human or invocation.verbose
     async with invocation.repository() as repo:
         checkpoint = await resolve(repo, spec, thread)
-        entries = repo.ls(checkpoint, path, recursive=not flat, root=root)
         if invocation.json:
-            await print_json_array(_as_json(entries))
+            await print_json_array(_as_json(repo.ls(checkpoint, path, recursive=not flat, root=root)))
+        elif tree:
+            await _draw(repo.tree(checkpoint, path, root=root), path, long=long, human=human)
         else:
-            async for entry in entries:
-                print_line(_line(entry, long=invocation.verbose))
+            async for entry in repo.ls(checkpoint, path, recursive=not flat, root=root):
+                print_line(_details(entry, human=human) + _text(entry, long=True) if long else path_text(entry.path))
     return Exit.DONE
 
 
@@ -64,12 +75,66 @@ async def _as_json(entries: "AsyncIterator[Entry]") -> AsyncIterator[object]:
         yield entry_fields(entry)
 
 
-def _line(entry: "Entry", *, long: bool) -> str:
-    path = path_text(entry.path)
-    if not long:
-        return path
-    target = f" -> {path_fields(entry.target)['path']}" if entry.target else ""
-    return f"{mode_text(entry.kind, entry.mode)} {entry.size:>12,} {path}{target}"
+def _details(entry: "Entry", *, human: bool) -> str:
+    """Mode, size and time, as wide for each entry."""
+    import datetime
+
+    bytes_ = size(entry.size) if human else str(entry.size)
+    try:
+        when = datetime.datetime.fromtimestamp(entry.mtime_ns // SECOND, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):  # beyond the year 9999
+        when = f"@{entry.mtime_ns // SECOND}"
+    return f"{mode_text(entry.kind, entry.mode)} {bytes_:>{10 if human else 13}} {when:>19} "
+
+
+def _text(entry: "Entry", *, long: bool, name: str | None = None) -> str:
+    """A path, or its `name`, and where a link leads; when `long`, also of which file this is another name."""
+    text = name if name is not None else path_text(entry.path)
+    if entry.target or entry.in_root:
+        text += f" -> {path_fields(entry.target)['path'] if not entry.in_root else _in_root(entry)}"
+    if long and entry.hardlink:
+        text += f" == {path_text(entry.hardlink)}"
+    return text
+
+
+def _in_root(entry: "Entry") -> str:
+    return f"ROOT/{path_fields(entry.target)['path']}" if entry.target else "ROOT"
+
+
+async def _draw(entries: "AsyncIterator[tuple[Entry, bool]]", top: bytes, *, long: bool, human: bool) -> None:
+    """A tree as `tree` draws it, line by line, and how much there is."""
+    from snapcore.model import Kind
+
+    more, last, line, space = _branches()
+    above: list[str] = []  # what is drawn for each folder above, outermost first
+    folders = files = 0
+    depth_of_top = _depth(top)
+    async for entry, is_last in entries:
+        details = f"[{_details(entry, human=human).rstrip()}]  " if long else ""
+        if entry.path == top:
+            sys.stdout.write(f"{details}{printable(_text(entry, long=long))}\n")
+        else:
+            del above[_depth(entry.path) - depth_of_top - 1 :]
+            name = path_text(entry.path.rpartition(b"/")[2])
+            drawn = printable(_text(entry, long=long, name=name))
+            sys.stdout.write(f"{''.join(above)}{last if is_last else more}{details}{drawn}\n")
+            above.append(space if is_last else line)
+        folders += entry.kind == Kind.DIR and entry.path != top
+        files += entry.kind != Kind.DIR
+    print_line()
+    print_line(f"{count(folders, 'folder')}, {count(files, 'file')}")
+
+
+def _depth(path: bytes) -> int:
+    return path.count(b"/") + 1 if path else 0
+
+
+def _branches() -> tuple[str, str, str, str]:
+    try:
+        "".join(BRANCHES).encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return PLAIN_BRANCHES
+    return BRANCHES
 
 
 @command
@@ -84,35 +149,3 @@ async def cat(invocation: Invocation, *, place: Place, thread: OptionalThread = 
             sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
     return Exit.DONE
-
-
-@command
-async def diff(
-    invocation: Invocation,
-    *,
-    before: At,
-    after: At,
-    thread: OptionalThread = None,
-) -> int:
-    """Say which paths were added, changed and removed between two checkpoints."""
-    async with invocation.repository() as repo:
-        first = await resolve(repo, before, thread)
-        second = await resolve(repo, after, thread)
-        found = await repo.diff(first, second)
-    several = len({root.name for each in (first, second) for root in each.roots}) > 1
-    parts = {name: _paths(getattr(found, name), several) for name in ("added", "changed", "removed")}
-    if invocation.json:
-        fields: dict[str, Any] = {"message_type": "diff", "before": first.id, "after": second.id}
-        fields.update({name: path_list(paths) for name, paths in parts.items()})
-        inexact = [path_fields(path) for paths in parts.values() for path in paths]
-        fields["inexact"] = [each for each in inexact if "path_b64" in each]
-        print_json(fields)
-    elif invocation.tells:
-        for name, sign in (("removed", "-"), ("added", "+"), ("changed", "~")):
-            for path in parts[name]:
-                print_line(f"{sign} {path_text(path)}")
-    return Exit.DONE
-
-
-def _paths(entries: "Sequence[DiffEntry]", several: bool) -> list[bytes]:
-    return [f"{each.root}:".encode() + each.path if several else each.path for each in entries]

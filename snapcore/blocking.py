@@ -146,7 +146,7 @@ class BlockingRepository:
         found = getattr(self._inner, name)
         if inspect.iscoroutinefunction(found):
             return _blocking(found)
-        if name in ("ls", "open_file", "patches"):
+        if name in ("ls", "open_file", "patches", "tree"):
             return functools.wraps(found)(lambda *args, **kwargs: _iterate(found(*args, **kwargs)))
         return found
 

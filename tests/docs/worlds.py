@@ -67,6 +67,7 @@ class Page:
     variables: Mapping[str, str] = field(default_factory=dict)
     prepare: str = ""  # commands that are run before
     opens: str = ""  # a repository that is there as `repo`, in Python
+    elsewhere: str = ""  # the test that runs all of the page
     python: str = ""  # the test that runs the Python blocks, which need more than a world
     prints: tuple[str, ...] = ()  # what has to be printed, in this order
 
@@ -122,6 +123,8 @@ PAGES: Final[Mapping[str, Page]] = {
             snapcore capture workspace --thread T --label release --id 3f2a0000000000000000000000000000
         """,
     ),
+    "docs/commands.md": Page(elsewhere="tests/cli/test_help.py"),
+    "docs/index.md": Page(needs=("docker",), containers={"my-container": "gnu"}),
     "docs/docker.md": Page(
         needs=("docker",),
         variables=_MADE,

@@ -32,6 +32,7 @@ HARDENING: Final = (
     "RestrictRealtime=yes",
 )
 _ODD: Final = re.compile(r"[^A-Za-z0-9_.]+")
+_SAFE: Final = re.compile(r"[A-Za-z0-9_./:=+,@-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ def daemon_unit(command: Sequence[str], path: str, *, system: bool, environment_
 def quoted(word: str) -> str:
     """A word of a command line: `%` begins what systemd replaces, `$` a variable, a backslash an escape."""
     check_text([word], WHAT)
+    if _SAFE.fullmatch(word):
+        return word
     word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{word}"'
 

@@ -10,6 +10,7 @@ from snapcore.errors import SnapcoreError, printable
 from snapcore.runs import JobRun
 
 from .health import Health, write_atomically
+from .jobs import GC, Plan
 from .logs import Events, Scrubber
 from .metrics import CONTENT_TYPE, Metrics
 from .server import Answer, HttpServer
@@ -22,7 +23,7 @@ class Board:
     """An `Observer` that keeps health and metrics up to date. `next_run` tells when a job runs next, or tries a thread again."""
 
     def __init__(self, events: Events, scrubber: Scrubber, next_run: Callable[[str, str], datetime | None]) -> None:
-        self.health_file: str | None = None
+        self._health_file: str | None = None
         self._events = events
         self._scrubber = scrubber
         self._next_run = next_run
@@ -30,6 +31,12 @@ class Board:
         self._health = Health(datetime.now(UTC))
         self._server: HttpServer | None = None
         self._publishing = False
+
+    def plan(self, plan: Plan) -> None:
+        """What is planned from now on."""
+        self._health_file = plan.health_file
+        self._health.jobs = (*plan.jobs, *([GC] if plan.gc.schedule is not None else []))
+        self.publish()
 
     # ---- runs
 
@@ -62,6 +69,7 @@ class Board:
         """What a run did before this process began."""
         self._health.ran(run)
         self._metrics.seed(run)
+        self.publish()
 
     def skipped(self, job: str, sandbox: str, thread_id: str) -> None:
         """A run was left out, because the one before still goes on."""
@@ -118,12 +126,12 @@ class Board:
 
     def _write(self) -> None:
         self._publishing = False
-        if self.health_file is None:
+        if self._health_file is None:
             return
         try:
-            write_atomically(self.health_file, self._health.document(self._next_run))
+            write_atomically(self._health_file, self._health.document(self._next_run))
         except OSError as error:
-            message = f"{printable(self.health_file)}: {error.strerror}."
+            message = f"{printable(self._health_file)}: {error.strerror}."
             self._events.tell("health-file-failed", message, level=logging.WARNING)
 
     def _answer_health(self) -> Answer:

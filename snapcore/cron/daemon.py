@@ -68,7 +68,6 @@ class Daemon:
         self._chance = chance or random.SystemRandom()
         self._scheduler = new_scheduler()
         self._board = Board(events, scrubber, self._next_run)
-        self._board.health_file = plan.health_file
         self._threads = Threads()
         self._slots = asyncio.Semaphore(plan.parallel)
         self._runner: Runner | None = None
@@ -114,7 +113,7 @@ class Daemon:
 
     async def _work(self) -> None:
         self._events.tell("started", f"{len(self._plan.jobs)} jobs of {self._plan.path}")
-        self._board.publish()
+        self._board.plan(self._plan)
         async with AsyncExitStack() as stack:
             repo = await self._opened(stack)
             folder, may_run = self._plan.folder, self._plan.may_run
@@ -325,7 +324,7 @@ class Daemon:
 
     def _apply(self, old: Plan, new: Plan) -> None:
         self._plan = new
-        self._board.health_file = new.health_file
+        self._board.plan(new)
         if new.parallel != old.parallel:
             self._slots = asyncio.Semaphore(new.parallel)  # what runs holds a place among the old ones
         gone, added = set(old.jobs) - set(new.jobs), set(new.jobs) - set(old.jobs)

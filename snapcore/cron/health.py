@@ -29,6 +29,7 @@ class Health:
 
     def __init__(self, started: datetime) -> None:
         self.running = True
+        self.jobs: tuple[str, ...] = ()  # those of the file
         self._started = started
         self._states: dict[tuple[str, str], _State] = {}
         self._faults: dict[str, str] = {"repository": "It was not opened yet."}
@@ -70,10 +71,10 @@ class Health:
 
     def document(self, next_run: NextRun) -> dict[str, Any]:
         """All of it, as JSON has it."""
-        jobs: dict[str, Any] = {}
+        names = sorted({*self.jobs, *(job for job, _ in self._states)})
+        jobs: dict[str, Any] = {job: {"next_run": _time(next_run(job, "")), "threads": {}} for job in names}
         for (job, thread_id), state in sorted(self._states.items()):
-            threads = jobs.setdefault(job, {"next_run": _time(next_run(job, "")), "threads": {}})["threads"]
-            threads[thread_id] = {
+            jobs[job]["threads"][thread_id] = {
                 "sandbox": state.last.sandbox,
                 "last_run": _moment(state.last.ended_at),
                 "last_outcome": state.last.outcome,

@@ -1,0 +1,603 @@
+"""The scheduler, run for real with intervals of a second."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import snapcore
+from snapcore.hosts import current_holder
+from snapcore.runs import JobRun, Outcome
+from snapcore.testing.trees import compare_trees, make_tree
+
+from ..providers.docker_fixtures import MakeContainer  # noqa: TID252 (tests are no package that could be named)
+from .scheduler import DEADLINE, free_port, get, once, recorded, scheduler, sound
+
+# An address behind this waits, in the middle of a capture, as long as the file `hold` is there.
+HOLD = 'touch "$0.begun"; while [ -e "$0" ]; do sleep 0.05; done; exec "$@"'
+
+
+@pytest.fixture
+async def repo(tmp_path: Path) -> Path:
+    path = tmp_path / "repo"
+    async with snapcore.open_repository(path):
+        pass
+    return path
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    make_tree(folder, files=20)
+    return folder
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "jobs.toml"
+    file.write_text('repo = "repo"\n' + text)
+    return file
+
+
+def held(folder: Path, work: Path) -> str:
+    """The address of a folder whose captures wait for `release`."""
+    (folder / "hold").touch()
+    script = folder / "hold.sh"
+    script.write_text(HOLD)
+    return f"exec:sh -c '{HOLD}' {folder}/hold {work}".replace('"', '\\"')
+
+
+def wait_until(path: Path) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
+
+
+# ------------------------------------------------------------------------------------------------------ what it is for
+
+
+async def test_two_jobs_are_captured_again_and_again_and_only_what_changed_makes_checkpoints(
+    tmp_path: Path, repo: Path, work: Path
+) -> None:
+    other = tmp_path / "other"
+    make_tree(other, files=5, seed=2)
+    text = '[jobs.one]\nsandbox = "work"\nevery = "1s"\n[jobs.two]\nsandbox = "other"\ncron = "* * * * *"\nthread = "second"\n'
+    (tmp_path / "snapcore.toml").write_text("not toml")  # another than the one that is named
+    with scheduler(write(tmp_path, text)) as running:
+        running.wait_for(event="captured", job="one")
+        running.wait_for(event="unchanged", job="one", count=2)
+        (work / "fresh.txt").write_bytes(b"fresh")
+        captured = running.wait_for(event="captured", job="one", count=2)
+        assert running.end() == 0
+    assert captured["thread"] == "one"
+    assert captured["sandbox"] == str(work)
+    assert captured["bytes"] == 5
+    async with snapcore.open_repository(repo, create=False) as opened:
+        assert [c.id for c in await opened.list("one")][-1] == captured["checkpoint"]
+        assert len(await opened.list("one")) == 2
+        # a fixed time that has not come: at most the turn of a minute lies in this test
+        assert len(await opened.list("second")) <= 1
+    await sound(repo, {"one": work}, tmp_path / "scratch")
+
+
+async def test_runs_are_recorded(tmp_path: Path, repo: Path, work: Path) -> None:
+    with scheduler(write(tmp_path, '[jobs.one]\nsandbox = "work"\nevery = "1s"\n')) as running:
+        running.wait_for(event="captured")
+        running.wait_for(event="unchanged")
+        running.end()
+    runs = await recorded(repo, job="one")
+    assert [run.outcome for run in runs][-2:] == [Outcome.UNCHANGED, Outcome.CAPTURED]
+    assert (runs[-1].thread_id, runs[-1].sandbox) == ("one", str(work))
+    assert runs[-1].files_read > 0
+    assert runs[-1].bytes_stored > 0
+    assert runs[-1].started_at <= runs[-1].ended_at
+
+
+async def test_retention_and_gc(tmp_path: Path, repo: Path, work: Path) -> None:
+    text = '[cron.gc]\nevery = "2s"\ngrace = "0"\n[jobs.one]\nsandbox = "work"\nevery = "1s"\nkeep = { last = 2 }\n'
+    with scheduler(write(tmp_path, text)) as running:
+        for number in range(4):
+            (work / "fresh.bin").write_bytes(random.Random(number).randbytes(100_000))
+            running.wait_for(event="captured", count=number + 1)
+        running.wait_for_another(event="collected")
+        running.end()
+    async with snapcore.open_repository(repo, create=False) as opened:
+        assert len(await opened.list("one")) == 2
+    assert sum(run.forgotten for run in await recorded(repo, job="one")) == 2
+    assert (await recorded(repo, job="gc", thread_id=""))[0].outcome == Outcome.COLLECTED
+    await sound(repo, {"one": work}, tmp_path / "scratch")
+
+
+async def test_containers_with_a_label_are_looked_up_again_at_each_run(
+    tmp_path: Path, repo: Path, make_container: MakeContainer, docker_api: Any, docker_host: str
+) -> None:
+    def make(mark: str) -> str:
+        name = make_container(labels={"agents": str(tmp_path)})
+        done = docker_api.exec_create(name, ["sh", "-c", f"mkdir -p /workspace; echo {mark} > /workspace/mark"])
+        docker_api.exec_start(done)
+        return name
+
+    first = make("first")
+    text = f'[jobs.agents]\nselect = "docker:label=agents={tmp_path}"\nthread = "{{job}}-{{name}}"\nevery = "1s"\n'
+    with scheduler(write(tmp_path, text)) as running:
+        running.wait_for(event="captured", thread=f"agents-{first}")
+        second = make("second")
+        running.wait_for(event="captured", thread=f"agents-{second}")
+        docker_api.remove_container(first, force=True)
+        gone = running.wait_for(event="failed", thread=f"agents-{first}")
+        assert gone["code"] == "NO_SANDBOX"
+        running.wait_for_another(event="unchanged", thread=f"agents-{second}")
+        assert running.end() == 0
+    await sound(repo, {}, tmp_path / "scratch")
+    async with snapcore.open_repository(repo, create=False) as opened:
+        for name, mark in ((first, b"first\n"), (second, b"second\n")):
+            head = await opened.get(f"agents-{name}")
+            assert head is not None
+            assert await opened.read_file(head, b"mark") == mark
+
+
+# --------------------------------------------------------------------------------------------------- what goes wrong
+
+
+async def test_a_sandbox_that_vanishes_is_reported_and_stops_nothing(tmp_path: Path, repo: Path, work: Path) -> None:
+    health = tmp_path / "health.json"
+    agents = tmp_path / "agents"
+    for name in ("a", "b"):
+        make_tree(agents / name, files=3)
+    text = (
+        '[cron]\nhealth-file = "health.json"\n[jobs.single]\nsandbox = "work"\nevery = "1s"\n'
+        '[jobs.agents]\nselect = "folders:agents/*"\nthread = "{name}"\nevery = "1s"\n'
+    )
+    with scheduler(write(tmp_path, text)) as running:
+        for thread in ("single", "a", "b"):
+            running.wait_for(event="captured", thread=thread)
+        os.rename(agents / "a", tmp_path / "away")
+        assert running.wait_for(event="failed", thread="a")["code"] == "MISSING_WORKSPACE"
+        running.wait_for_another(event="unchanged", thread="b")
+        running.wait_for_another(event="unchanged", thread="b")
+        document = json.loads(health.read_text())
+        assert set(document["jobs"]["agents"]["threads"]) == {"b"}  # told once, then forgotten
+        assert document["status"] == "ok"
+        os.rename(work, tmp_path / "elsewhere")
+        running.wait_for(event="failed", thread="single", count=2)
+        running.wait_for_another(event="unchanged", thread="b")
+        document = json.loads(health.read_text())
+        assert document["status"] == "degraded"
+        assert document["jobs"]["single"]["threads"]["single"]["error"] == "MISSING_WORKSPACE"
+        assert document["jobs"]["single"]["threads"]["single"]["consecutive_failures"] >= 2
+        os.rename(tmp_path / "elsewhere", work)
+        running.wait_for_another(event="unchanged", thread="single")
+        running.wait_for_another(event="unchanged", thread="single")
+        assert json.loads(health.read_text())["status"] == "ok"
+        assert running.end() == 0
+    assert json.loads(health.read_text())["running"] is False
+    await sound(repo, {"single": work, "b": agents / "b"}, tmp_path / "scratch")
+
+
+async def test_what_cannot_be_captured_is_reported_each_time_and_not_tried_in_between(
+    tmp_path: Path, repo: Path, work: Path
+) -> None:
+    os.mkfifo(work / "pipe")
+    with scheduler(write(tmp_path, '[jobs.one]\nsandbox = "work"\nevery = "1s"\n')) as running:
+        assert running.wait_for(event="failed", count=2)["code"] == "UNSUPPORTED_ENTRY"
+        assert running.find(event="retry") == []
+        (work / "pipe").unlink()
+        running.wait_for(event="captured")
+        running.end()
+    await sound(repo, {"one": work}, tmp_path / "scratch")
+
+
+async def test_two_captures_of_one_sandbox_never_overlap(tmp_path: Path, repo: Path, work: Path) -> None:
+    text = f'[jobs.one]\nsandbox = "{held(tmp_path, work)}"\nthread = "one"\nevery = "1s"\n'
+    with scheduler(write(tmp_path, text)) as running:
+        wait_until(tmp_path / "hold.begun")
+        running.wait_for(event="skipped", job="one", count=2)
+        assert len(running.find(event="capturing")) == 1
+        (tmp_path / "hold").unlink()
+        running.wait_for(event="captured")
+        running.wait_for(event="unchanged")
+        running.end()
+    await sound(repo, {"one": work}, tmp_path / "scratch")
+
+
+async def test_a_run_that_takes_too_long_is_given_up(tmp_path: Path, repo: Path, work: Path) -> None:
+    text = f'[jobs.one]\nsandbox = "{held(tmp_path, work)}"\nthread = "one"\nevery = "1s"\ntimeout = "1s"\n'
+    with scheduler(write(tmp_path, text)) as running:
+        assert running.wait_for(event="failed")["code"] == "EXEC_TIMEOUT"
+        (tmp_path / "hold").unlink()
+        running.wait_for(event="captured")  # nothing holds the thread
+        running.end()
+    await sound(repo, {"one": work}, tmp_path / "scratch")
+
+
+async def test_a_thread_that_another_writer_holds_is_left_alone_and_tried_again(tmp_path: Path, repo: Path, work: Path) -> None:
+    file = write(tmp_path, '[jobs.one]\nsandbox = "work"\nevery = "2s"\n')
+    async with snapcore.open_repository(repo, create=False) as opened:
+        grant = await opened.checkpoints.acquire_writer("one", ttl=60, holder=current_holder())
+        code, events = once(file)
+        assert code == 11
+        assert [event["event"] for event in events] == ["capturing", "locked"]
+        with scheduler(file) as running:
+            running.wait_for(event="locked")
+            running.wait_for(event="retry")
+            await opened.checkpoints.release_writer(grant.lease)
+            running.wait_for(event="captured")
+            running.end()
+    assert Outcome.LOCKED in [run.outcome for run in await recorded(repo, job="one")]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("only the superuser may mount a file system")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Leave not a byte."""
+    with contextlib.suppress(OSError), open(disk / "rest", "wb", buffering=0) as rest:
+        while True:
+            rest.write(bytes(4096))
+
+
+def grow(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+
+
+async def test_a_full_disk_is_told_and_lived_through(tmp_path: Path, disk: Path, work: Path) -> None:
+    async with snapcore.open_repository(disk / "repo"):
+        pass
+    port = free_port()
+    file = tmp_path / "jobs.toml"
+    file.write_text(
+        f'repo = "disk/repo"\n[cron]\nhealth-file = "disk/health.json"\nlisten = "127.0.0.1:{port}"\n'
+        '[jobs.one]\nsandbox = "work"\nevery = "1s"\n'
+    )
+    with scheduler(file) as running:
+        running.wait_for(event="captured")
+        (disk / "filler").write_bytes(bytes(2 << 20))
+        (work / "big").write_bytes(random.Random(1).randbytes(6 << 20))
+        assert running.wait_for(event="failed")["code"] == "STORE_FULL"
+        fill(disk)
+        running.wait_for(event="unrecorded")
+        assert get(port, "/health")[0] == 503
+        assert metrics(port)["snapcore_cron_repository_up", ()] == 0
+        grow(disk)
+        running.wait_for(event="captured", count=2)
+        running.wait_for_another(event="unchanged")
+        running.wait_for_another(event="unchanged")
+        assert get(port, "/health")[0] == 200
+        assert metrics(port)["snapcore_cron_repository_up", ()] == 1
+        assert running.end() == 0
+    await sound(disk / "repo", {"one": work}, tmp_path / "scratch")
+
+
+async def test_a_repository_that_is_not_there_yet_is_waited_for(tmp_path: Path, work: Path) -> None:
+    file = write(tmp_path, '[jobs.one]\nsandbox = "work"\nevery = "1s"\n')
+    assert once(file)[0] == 10
+    with scheduler(file) as running:
+        assert running.wait_for(event="repository-unavailable")["code"] == "NO_REPOSITORY"
+        async with snapcore.open_repository(tmp_path / "repo"):
+            pass
+        running.wait_for(event="captured")
+        assert running.end() == 0
+    await sound(tmp_path / "repo", {"one": work}, tmp_path / "scratch")
+
+
+# ------------------------------------------------------------------------------------------------- starts and stops
+
+
+async def test_killed_in_the_middle_of_a_capture_it_goes_on_where_it_was(tmp_path: Path, repo: Path, work: Path) -> None:
+    text = f'[jobs.one]\nsandbox = "{held(tmp_path, work)}"\nthread = "one"\nevery = "1s"\n'
+    file = write(tmp_path, text)
+    with scheduler(file) as running:
+        wait_until(tmp_path / "hold.begun")
+        running.kill()
+    (tmp_path / "hold").unlink()
+    assert await recorded(repo) == []
+    with scheduler(file) as running:
+        running.wait_for(event="captured")
+        assert running.end() == 0
+    await sound(repo, {"one": work}, tmp_path / "scratch")
+
+
+def stamps(tree: Path) -> dict[Path, tuple[int, ...]]:
+    """By which a change of anything in the tree shows."""
+    stats = {path: path.lstat() for path in [tree, *tree.rglob("*")]}
+    return {path: (s.st_ino, s.st_mode, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in stats.items()}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+async def test_stopped_in_the_middle_of_a_capture_it_leaves_nothing_behind(
+    tmp_path: Path, repo: Path, work: Path, number: signal.Signals, code: int
+) -> None:
+    (work / "big").write_bytes(random.Random(1).randbytes(60 << 20))
+    os.utime(work / "big", (1, 1))
+    before = stamps(work)
+    with scheduler(write(tmp_path, '[jobs.one]\nsandbox = "work"\nevery = "1h"\n')) as running:
+        running.wait_for(event="capturing")
+        assert running.end(number) == code
+        assert running.find(event="interrupted", job="one", thread="one")
+    assert stamps(work) == before
+    assert [run.outcome for run in await recorded(repo)] == [Outcome.INTERRUPTED]
+    async with snapcore.open_repository(repo, create=False) as opened:
+        assert await opened.get("one") is None
+        await opened.capture(work, thread_id="one", wait=0)  # the lease is free at once
+    await sound(repo, {"one": work}, tmp_path / "scratch")
+
+
+async def test_a_second_signal_ends_it_at_once(tmp_path: Path, repo: Path, work: Path) -> None:
+    """Even when it cannot stop: here a secret is read from a pipe that nobody writes into."""
+    os.mkfifo(tmp_path / "pipe")
+    text = '[jobs.one]\nsandbox = "work"\nevery = "1h"\nsecrets = { TOKEN = { file = "pipe" } }\n'
+    with scheduler(write(tmp_path, text)) as running:
+        running.wait_for(event="capturing")
+        running.send(signal.SIGTERM)
+        running.wait_for(event="stopped")
+        running.send(signal.SIGTERM)
+        assert running.process.wait(DEADLINE) == -signal.SIGTERM
+
+
+async def test_what_was_missed_while_it_was_down_is_caught_up_once(tmp_path: Path, repo: Path, work: Path) -> None:
+    yesterday = time.time() - 86_400
+    file = write(
+        tmp_path,
+        '[jobs.daily]\nsandbox = "work"\ncron = "@daily"\n[jobs.yearly]\nsandbox = "work"\ncron = "@yearly"\n'
+        '[jobs.never]\nsandbox = "work"\ncron = "@daily"\n[jobs.hours]\nsandbox = "work"\nevery = "30h"\n'
+        '[jobs.failed]\nsandbox = "work"\ncron = "@yearly"\n',
+    )
+    async with snapcore.open_repository(repo, create=False) as opened:
+        for number, job in enumerate(("daily", "yearly", "hours", "failed")):
+            await opened.checkpoints.record_run(
+                JobRun(
+                    id=f"{number:032x}",
+                    job=job,
+                    thread_id=job,
+                    started_at=int(yesterday * 1e6),
+                    ended_at=int(yesterday * 1e6),
+                    outcome=Outcome.FAILED if job == "failed" else Outcome.CAPTURED,
+                )
+            )
+    with scheduler(file) as running:
+        running.wait_for(event="captured", job="daily")
+        running.wait_for(event="captured", job="failed")
+        running.end()
+    assert {event["job"] for event in running.find(event="captured")} <= {"daily", "failed", "never"}
+
+
+def next_run(health: Path, job: str) -> float:
+    """When a job runs next, as the health file says once it knows the job."""
+    wait_until(health)
+    deadline = time.monotonic() + DEADLINE
+    while not (found := json.loads(health.read_text())["jobs"].get(job)) or not found["next_run"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return datetime.fromisoformat(found["next_run"]).timestamp()
+
+
+async def test_a_restart_keeps_the_rhythm(tmp_path: Path, repo: Path, work: Path) -> None:
+    file = write(tmp_path, '[cron]\nhealth-file = "health.json"\n[jobs.one]\nsandbox = "work"\nevery = "1h"\n')
+    times = []
+    for start in range(2):
+        with scheduler(file) as running:
+            if start == 0:
+                running.wait_for(event="captured")
+            times.append(next_run(tmp_path / "health.json", "one"))
+            running.end()
+            assert len(running.find(event="capturing")) == 1 - start
+        (tmp_path / "health.json").unlink()
+    assert abs(times[1] - times[0]) <= 5
+
+
+# ------------------------------------------------------------------------------------------------------- reloading
+
+
+async def test_sighup_takes_over_what_has_changed(tmp_path: Path, repo: Path, work: Path) -> None:
+    make_tree(tmp_path / "other", files=3)
+    stays = '[jobs.stays]\nsandbox = "work"\nevery = "1s"\n'
+    file = write(tmp_path, stays + '[jobs.goes]\nsandbox = "other"\nevery = "1s"\n')
+    with scheduler(file) as running:
+        running.wait_for(event="captured", job="stays")
+        running.wait_for(event="captured", job="goes")
+        write(tmp_path, stays + '[jobs.comes]\nsandbox = "other"\nevery = "1s"\n')
+        running.send(signal.SIGHUP)
+        assert running.wait_for(event="reloaded")["message"].startswith("1 jobs are new, 0 have changed, 1 are gone")
+        running.wait_for(event="captured", job="comes")
+        ended = len(running.find(job="goes"))
+        running.wait_for_another(event="unchanged", job="stays")
+        running.wait_for_another(event="unchanged", job="comes")
+        assert len(running.find(job="goes")) - ended <= 2  # the capture that ran
+
+        file.write_text("[jobs.stays]\nevery = 'never'\n")
+        running.send(signal.SIGHUP)
+        assert running.wait_for(event="reload-failed")["code"] == "INVALID_REQUEST"
+        running.wait_for_another(event="unchanged", job="comes")
+        running.wait_for_another(event="unchanged", job="stays")
+
+        write(tmp_path, stays.replace("1s", "1h"))
+        running.send(signal.SIGHUP)
+        running.wait_for(event="reloaded", count=2)
+        assert running.end() == 0
+    await sound(repo, {"stays": work, "comes": tmp_path / "other"}, tmp_path / "scratch")
+
+
+async def test_a_job_that_is_taken_out_ends_its_running_capture(tmp_path: Path, repo: Path, work: Path) -> None:
+    other = '[jobs.other]\nsandbox = "work"\nevery = "1h"\n'
+    text = f'[jobs.one]\nsandbox = "{held(tmp_path, work)}"\nthread = "one"\nevery = "1s"\n'
+    with scheduler(write(tmp_path, other + text)) as running:
+        wait_until(tmp_path / "hold.begun")
+        write(tmp_path, other)
+        running.send(signal.SIGHUP)
+        running.wait_for(event="reloaded")
+        (tmp_path / "hold").unlink()
+        running.wait_for(event="captured", job="one")
+        running.end()
+    await sound(repo, {"one": work}, tmp_path / "scratch")
+
+
+# ------------------------------------------------------------------------------------------------ health and metrics
+
+
+def metrics(port: int) -> dict[tuple[str, tuple[str, ...]], float]:
+    """The value of each sample by its name and the values of its labels in the order of their names."""
+    found = {}
+    for family in text_string_to_metric_families(get(port, "/metrics")[1].decode()):
+        for sample in family.samples:
+            found[sample.name, tuple(value for _, value in sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+async def test_metrics_and_health_tell_what_happens(tmp_path: Path, repo: Path, work: Path) -> None:
+    port = free_port()
+    listen = f'[cron]\nlisten = "127.0.0.1:{port}"\n'
+    jobs = '[jobs.one]\nsandbox = "work"\nevery = "1s"\n[jobs.bad]\nsandbox = "missing"\nevery = "1s"\n'
+    began = time.time()
+    with scheduler(write(tmp_path, listen + jobs)) as running:
+        captured = running.wait_for(event="captured", job="one")
+        running.wait_for(event="unchanged", job="one")
+        running.wait_for(event="failed", job="bad", count=2)
+        found = metrics(port)
+        assert get(port, "/live") == (200, b"alive\n")
+        status, body = get(port, "/health")
+        running.end()
+    assert found["snapcore_cron_last_success_timestamp_seconds", ("one", "one")] >= began - 1
+    assert ("snapcore_cron_last_success_timestamp_seconds", ("bad", "bad")) not in found
+    assert found["snapcore_cron_runs_total", ("one", "captured")] == 1
+    assert found["snapcore_cron_runs_total", ("one", "unchanged")] >= 1
+    assert found["snapcore_cron_runs_total", ("bad", "failed")] >= 2
+    assert found["snapcore_cron_failures_total", ("MISSING_WORKSPACE", "bad")] >= 2
+    assert found["snapcore_cron_consecutive_failures", ("bad", "bad")] >= 2
+    assert found["snapcore_cron_consecutive_failures", ("one", "one")] == 0
+    assert found["snapcore_cron_read_bytes_total", ("one",)] == captured["bytes"] > 0
+    assert found["snapcore_cron_stored_bytes_total", ("one",)] >= captured["stored"] > 0
+    assert found["snapcore_cron_run_duration_seconds_count", ("one",)] >= 2
+    assert found["snapcore_cron_last_duration_seconds", ("one", "one")] >= 0
+    assert found["snapcore_cron_captures_running", ()] >= 0
+    assert found["snapcore_cron_repository_up", ()] == 1
+    assert found["snapcore_cron_configuration_ok", ()] == 1
+    document = json.loads(body)
+    assert status == 503
+    assert document["status"] == "degraded"
+    assert document["jobs"]["one"]["threads"]["one"]["consecutive_failures"] == 0
+    assert document["jobs"]["bad"]["threads"]["bad"]["error"] == "MISSING_WORKSPACE"
+
+
+async def test_a_port_that_is_in_use_is_told_at_the_start(tmp_path: Path, repo: Path, work: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f'[cron]\nlisten = "127.0.0.1:{taken.getsockname()[1]}"\n'
+        file = write(tmp_path, listen + '[jobs.one]\nsandbox = "work"\nevery = "1h"\n')
+        running = scheduler(file)
+        with running as started:
+            assert started.process.wait(DEADLINE) == 1
+        assert any("[INVALID_REQUEST]" in line for line in started.noise)
+        assert not any("Traceback" in line for line in started.noise)
+
+
+# ------------------------------------------------------------------------------------------------------------ secrets
+
+
+async def test_secrets_are_read_again_before_each_run_and_never_told(tmp_path: Path, repo: Path, work: Path) -> None:
+    tokens = [f"token-{number}-0123456789" for number in range(2)]
+    (tmp_path / "token").write_text(tokens[0])
+    (work / "config").write_text(f"use {tokens[0]} then {tokens[1]}")
+    text = '[cron]\nhealth-file = "health.json"\n[jobs.one]\nsandbox = "work"\nevery = "1s"\n'
+    secrets = 'secrets = { TOKEN = { file = "token" } }\n'
+    with scheduler(write(tmp_path, text + secrets)) as running:
+        running.wait_for(event="captured")
+        (tmp_path / "token").write_text(tokens[1])
+        running.wait_for(event="captured", count=2)
+        (work / tokens[1]).write_text("a file whose name is a secret")
+        assert running.wait_for(event="failed")["code"] == "SECRET_IN_NAME"
+        (work / tokens[1]).unlink()
+        (tmp_path / "token").unlink()
+        assert running.wait_for(event="failed", code="INVALID_REQUEST")
+        running.end()
+    said = json.dumps(running.events) + (tmp_path / "health.json").read_text() + str(await recorded(repo))
+    assert not any(token in said for token in tokens)
+    async with snapcore.open_repository(repo, create=False) as opened:
+        first, second = await opened.list("one")
+        hidden = [bytes(len(token)) for token in tokens]
+        assert await opened.read_file(first, b"config") == b"use " + hidden[0] + b" then " + tokens[1].encode()
+        assert await opened.read_file(second, b"config") == b"use " + tokens[0].encode() + b" then " + hidden[1]
+
+
+# --------------------------------------------------------------------------------------------------------------- once
+
+
+async def test_once_runs_everything_now_and_tells_by_its_code_how_it_went(tmp_path: Path, repo: Path, work: Path) -> None:
+    make_tree(tmp_path / "agents" / "a", files=3)
+    make_tree(tmp_path / "agents" / "b", files=3)
+    good = (
+        '[cron.gc]\nevery = "1d"\n[jobs.one]\nsandbox = "work"\ncron = "@yearly"\n'
+        '[jobs.agents]\nselect = "folders:agents/*"\nthread = "{name}"\nevery = "1d"\n'
+    )
+    code, events = once(write(tmp_path, good))
+    assert code == 0
+    assert sorted(event["thread"] for event in events if event["event"] == "captured") == ["a", "b", "one"]
+    assert not [event for event in events if event["event"] == "collected"]
+
+    code, events = once(tmp_path / "jobs.toml", "--job", "one", "--job", "gc")
+    assert code == 0
+    assert [event["event"] for event in events if event["event"] != "capturing"] == ["unchanged", "collected"]
+
+    os.mkfifo(work / "pipe")
+    code, events = once(tmp_path / "jobs.toml")
+    assert code == 1
+    assert len([event for event in events if event["event"] == "unchanged"]) == 2  # the others are done nevertheless
+
+    code, events = once(write(tmp_path, good + 'policy = { on-unsupported = "skip" }\n'), "--job", "agents")
+    assert code == 0
+    code, events = once(write(tmp_path, '[policy]\non-unsupported = "skip"\n' + good), "--job", "one")
+    assert code == 3
+    assert "1 paths were left out" in events[-1]["message"]
+    assert {run.outcome for run in await recorded(repo, job="one")} == {"captured", "unchanged", "failed"}
+    (work / "pipe").unlink()
+    await sound(repo, {"one": work}, tmp_path / "scratch")
+
+
+def test_once_prints_its_runs_as_json(tmp_path: Path, repo: Path, work: Path) -> None:
+    file = write(tmp_path, '[jobs.one]\nsandbox = "work"\nevery = "1d"\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "snapcore.cli", "cron", "run", str(file), "--once", "--json"], capture_output=True, check=True
+    )
+    document = json.loads(done.stdout)
+    assert document["message_type"] == "cron run"
+    assert [(run["job"], run["outcome"]) for run in document["runs"]] == [("one", "captured")]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+async def test_once_can_be_stopped(tmp_path: Path, repo: Path, work: Path, number: signal.Signals, code: int) -> None:
+    text = f'[jobs.one]\nsandbox = "{held(tmp_path, work)}"\nthread = "one"\nevery = "1s"\n'
+    with scheduler(write(tmp_path, text), "--once") as running:
+        wait_until(tmp_path / "hold.begun")
+        running.send(number)
+        assert running.process.wait(DEADLINE) == code
+        assert running.noise == ["interrupted\n"] or running.noise == []
+    (tmp_path / "hold").unlink()
+    assert [run.outcome for run in await recorded(repo)] == [Outcome.INTERRUPTED]
+    async with snapcore.open_repository(repo, create=False) as opened:
+        await opened.capture(work, thread_id="one", wait=0)
+        target = tmp_path / "scratch"
+        await opened.restore(target, thread_id="one")
+    assert compare_trees(work, target) == []

@@ -9,8 +9,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Final, TextIO, cast
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Final, cast
 
 from snapcore.errors import printable
 
@@ -30,6 +30,7 @@ REDRAWS_PER_SECOND: Final = 8
 LINE_SECONDS: Final = 1.0  # between plain lines on a terminal
 LOG_SECONDS: Final = 10.0  # between plain lines elsewhere
 RATE_SECONDS: Final = 10.0  # over which a rate is taken
+LEAST_RATE_SECONDS: Final = 0.5
 MOST_BAR: Final = 30  # columns
 LEAST_BAR: Final = 8
 
@@ -98,7 +99,7 @@ class Course:
             parts.append(count(report.files, report.unit))
         if report.bytes or report.total_bytes:
             parts.append(size(report.bytes) + (f" of {size(report.total_bytes)}" if report.total_bytes else ""))
-        rate = (report.bytes - before) / (now - since) if now - since >= PATIENCE else 0.0
+        rate = (report.bytes - before) / (now - since) if now - since >= LEAST_RATE_SECONDS else 0.0
         if rate:
             parts.append(f"{size(round(rate))}/s")
         if rate and report.total_bytes:
@@ -153,16 +154,15 @@ class _Lines:
         line = ", ".join([words[0], *([f"{share:.0%}"] if share is not None else []), *words[1:]])
         if line != self._told:
             self._told = line
-            _write(sys.stderr, line + "\n")
+            _write(line + "\n")
 
 
-def _write(stream: TextIO, text: str) -> None:
-    """Write to a stream that may be full or gone: that nobody sees how far work is does not stop it."""
-    try:
-        stream.write(text)
-        stream.flush()
-    except OSError:
-        pass
+def _write(text: str) -> None:
+    """Write to stderr, which may be full or gone: that nobody sees how far work is does not stop it, and is no failure. Past
+    Python's buffer, in which what could not be written would stay and fail again."""
+    with suppress(OSError):
+        sys.stderr.flush()
+        os.write(sys.stderr.fileno(), text.encode(sys.stderr.encoding, "backslashreplace"))
 
 
 class _Drawn:
@@ -199,7 +199,7 @@ class _Terminal(io.TextIOBase):
         return sys.stderr.encoding
 
     def write(self, text: str) -> int:
-        _write(sys.stderr, text)
+        _write(text)
         return len(text)
 
 

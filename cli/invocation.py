@@ -159,7 +159,7 @@ class Invocation:
             if self.loaded is not None and written:
                 if put_back and not self.loaded.named:
                     raise UsageError(
-                        f"--reinject puts back no secret that a file names which was found: {printable(self.loaded.path)}.",
+                        f"--reinject puts back no secret of a settings file that was found, not named: {', '.join(written)}.",
                         hint=f"If you trust it, name it: --config {printable(self.loaded.path)}. Or leave it out: --no-config.",
                     )
                 found.update(self._written_secrets(written, self.loaded, needed=needed))

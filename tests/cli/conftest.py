@@ -47,7 +47,8 @@ def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The path of a repository that is not there yet, as the environment names it."""
     path = tmp_path / "repo"
     monkeypatch.setenv("SNAPCORE_REPO", str(path))
-    monkeypatch.delenv("SNAPCORE_DATABASE", raising=False)
+    for name in ("DATABASE", "THREAD", "PROGRESS", "CONFIG"):
+        monkeypatch.delenv(f"SNAPCORE_{name}", raising=False)
     return path
 
 

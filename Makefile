@@ -55,10 +55,10 @@ unit: $(DEV_STAMP) ## The tests alone; PYTEST_ARGS="-k name" chooses
 			mkdir -p /etc/ssh && touch /etc/ssh/sshd_not_to_be_run; \
 			apt-get install -y -qq openssh-server >/dev/null || { apt-get update -qq && apt-get install -y -qq openssh-server >/dev/null; }; \
 		else echo "sshd is not installed: its tests will be skipped"; fi; }
-	@if [ -z "$$SNAPCORE_TEST_DOCKER" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && ! { command -v dockerd && test -x /bin/busybox && command -v debootstrap; } >/dev/null 2>&1; then \
-		echo "installing docker.io, busybox-static and debootstrap"; \
+	@if [ -z "$$SNAPCORE_TEST_DOCKER" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && ! { command -v dockerd && test -x /bin/busybox && command -v debootstrap && command -v bsdtar; } >/dev/null 2>&1; then \
+		echo "installing docker.io, busybox-static, debootstrap and libarchive-tools"; \
 		export RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive; \
-		apt-get install -y -qq docker.io busybox-static debootstrap >/dev/null || { apt-get update -qq && apt-get install -y -qq docker.io busybox-static debootstrap >/dev/null; }; fi
+		apt-get install -y -qq docker.io busybox-static debootstrap libarchive-tools >/dev/null || { apt-get update -qq && apt-get install -y -qq docker.io busybox-static debootstrap libarchive-tools >/dev/null; }; fi
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 package: $(DEV_STAMP) ## Build sdist and wheel, install the wheel into an empty environment, and use it

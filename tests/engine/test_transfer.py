@@ -9,6 +9,7 @@ import hashlib
 import io
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -23,6 +24,8 @@ import snapcore
 from snapcore import Checkpoint, FilePolicy
 from snapcore.errors import Code, SnapshotError
 from snapcore.repository import Repository
+
+from .. import services  # noqa: TID252  # the tests are no package that could be named
 
 EVERYTHING = FilePolicy.everything()
 Make = Callable[..., Path]
@@ -108,18 +111,25 @@ async def test_owners_come_back_only_when_they_are_asked_for(repo: Repository, w
         assert (member.uid, member.gid, member.mode) == expected
 
 
-async def test_gnu_tar_unpacks_what_was_captured(repo: Repository, odd: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["tar", "bsdtar"])  # GNU's, and libarchive's
+async def test_other_programs_unpack_what_was_captured(repo: Repository, odd: Path, tmp_path: Path, program: str) -> None:
+    if shutil.which(program) is None:
+        assert not os.environ.get(services.REQUIRED), f"{program} is not installed (Debian: apt-get install libarchive-tools)"
+        pytest.skip(f"{program} is not installed")
     first = await captured(repo, odd)
     await repo.export(first, tmp_path / "x.tar", owners=True)
     out = tmp_path / "out"
     out.mkdir()
-    done = await ran("tar", "-xpf", tmp_path / "x.tar", "-C", out)
+    done = await ran(program, "-xpf", tmp_path / "x.tar", "-C", out)
     assert done.returncode == 0, done.stderr
     second = await captured(repo, out, "unpacked")
     diff = await repo.diff(first, second)
     assert (diff.added, diff.removed) == ((), ())
     # links that were absolute into the root are relative, so that they lead into the folder that they were unpacked into
-    assert {e.path for e in diff.changed} == {b"absolute", b"folder/root", b"folder/slash"}
+    changed = {e.path for e in diff.changed}
+    if program == "bsdtar":  # libarchive 3.6 adds the fraction of a time before 1970 where it has to be taken off
+        changed -= {b"a", b"z"}
+    assert changed == {b"absolute", b"folder/root", b"folder/slash"}
     assert os.path.realpath(out / "absolute") == str(out / "folder" / "x")
     assert os.path.realpath(out / "folder" / "root") == str(out)
     assert os.stat(out / "a").st_ino == os.stat(out / "z").st_ino

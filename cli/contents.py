@@ -80,11 +80,8 @@ def _details(entry: "Entry", *, human: bool) -> str:
     import datetime
 
     bytes_ = size(entry.size) if human else str(entry.size)
-    try:
-        when = datetime.datetime.fromtimestamp(entry.mtime_ns // SECOND, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError):  # beyond the year 9999
-        when = f"@{entry.mtime_ns // SECOND}"
-    return f"{mode_text(entry.kind, entry.mode)} {bytes_:>{10 if human else 13}} {when:>19} "
+    when = datetime.datetime.fromtimestamp(entry.mtime_ns // SECOND, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return f"{mode_text(entry.kind, entry.mode)} {bytes_:>{10 if human else 13}} {when} "
 
 
 def _text(entry: "Entry", *, long: bool, name: str | None = None) -> str:

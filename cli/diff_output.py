@@ -110,7 +110,8 @@ def _bytes(entry: "Entry | None") -> str:
 def _lines(p: "FilePatch") -> str:
     if p.why:
         return p.why
-    words = [f"{sign}{number:,}" for sign, number in (("+", p.added), ("-", p.removed)) if number]
+    words = _words(p.entry)[:1] if "kind" in p.entry.what else []
+    words += [f"{sign}{number:,}" for sign, number in (("+", p.added), ("-", p.removed)) if number]
     return " ".join(words) or ", ".join(_words(p.entry))
 
 

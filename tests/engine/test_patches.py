@@ -1,6 +1,7 @@
 """Patches: what `git apply` and `patch -p1` make of them, which secrets they do not show, how names are written."""
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -12,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import snapcore
-from snapcore.patches import MAX_TEXT_BYTES, FilePatch, quoted_name
+from snapcore.linediff import changed_blocks
+from snapcore.patches import MAX_TEXT_BYTES, MAX_TEXT_LINES, FilePatch, quoted_name
 from snapcore.repository import Repository
 
 Make = Callable[..., Path]
@@ -74,16 +76,29 @@ def apply(patch: bytes, root: Path, *command: str) -> None:
     assert done.returncode == 0, (done, patch)
 
 
+def git_diff(a: Tree, b: Tree, base: Path) -> bytes:
+    """What git itself writes, without the lines it names behind `@@`."""
+    write_tree(a, base / "a")
+    write_tree(b, base / "b")
+    command = ["git", "diff", "--no-index", "--no-prefix", "--abbrev=7", "a", "b"]
+    patch = subprocess.run(command, cwd=base, capture_output=True, check=False).stdout
+    return re.sub(rb"(?m)^(@@ [^@]+ @@).*$", rb"\1", patch)
+
+
+def refused_by_git(patch: bytes, root: Path) -> bool:
+    return subprocess.run([*GIT], input=patch, cwd=root, capture_output=True, check=False).returncode != 0
+
+
 GIT = ("git", "apply", "--whitespace=nowarn", "-")
 GNU = ("patch", "-p1", "-s", "--binary", "--no-backup-if-mismatch")
 
 names = st.sampled_from([b"a", b"b", b"c", b"d e", b'q"t', b"caf\xe9", b"n\nl", b"tab\t", b"\xc3\xa9", b"a/x"])
 plain_names = st.sampled_from([b"a", b"b", b"c", b"d/e", b"d/f", b"d", b"a/x", b"z.txt"])
-lines = st.lists(st.sampled_from([b"one", b"two", b"", b"three\r", b"caf\xe9", b"-- x", b"\x1b[31m", b"@@ -1 +1 @@"]), max_size=30)
-texts = st.builds(lambda parts, end: b"\n".join(parts) + (b"\n" if end and parts else b""), lines, st.booleans())
-files = st.one_of(
-    texts, texts.map(lambda t: ("program", t)), st.sampled_from([b"a", b"x/y", b"gone"]).map(lambda t: ("link", t))
+lines = st.lists(
+    st.sampled_from([b"one", b"two", b"", b"three\r", b"caf\xe9", b"-- x", b"\x1b[31m", b"@@ -1 +1 @@"]), max_size=30
 )
+texts = st.builds(lambda parts, end: b"\n".join(parts) + (b"\n" if end and parts else b""), lines, st.booleans())
+files = st.one_of(texts, texts.map(lambda t: ("program", t)), st.sampled_from([b"a", b"x/y", b"gone"]).map(lambda t: ("link", t)))
 
 
 def without_conflicts(tree: Tree) -> Tree:
@@ -113,3 +128,141 @@ async def test_git_and_gnu_patch_make_the_later_tree_of_the_earlier(tmp_path: Pa
         for command in (GIT, GNU):
             apply(patch, write_tree(a, tmp_path / "again"), *command)
             assert read_tree(tmp_path / "again") == b, command
+
+
+# ---- what is written, in detail
+
+
+async def between(repo: Repository, a: Tree, b: Tree, base: Path) -> list[FilePatch]:
+    """The patches between two trees that are captured one after the other."""
+    before = await repo.capture(write_tree(a, base / "work"), thread_id="t")
+    after = await repo.capture(write_tree(b, base / "work"), thread_id="t")
+    return [p async for p in repo.patches(await repo.diff(before, after), before, after)]
+
+
+async def test_a_change_looks_as_git_shows_it(memory_repo: Repository, tmp_path: Path) -> None:
+    lines = [b"line %d\n" % n for n in range(20)]
+    other = [*lines[:2], b"new\n", *lines[2:15], b"changed\n", *lines[16:]]
+    other[-1] = b"line 19"
+    (patch,) = await between(memory_repo, {b"a": b"".join(lines)}, {b"a": b"".join(other)}, tmp_path)
+    assert (patch.added, patch.removed, patch.why) == (3, 2, "")
+    assert patch.data == git_diff({b"a": b"".join(lines)}, {b"a": b"".join(other)}, tmp_path)
+    assert patch.data.endswith(b"\n-line 19\n+line 19\n\\ No newline at end of file\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "quoted"),
+    [
+        (b"plain/x y.txt", b"plain/x y.txt"),
+        (b'q"b\\', b'"q\\"b\\\\"'),
+        (b"\n\t\r\x1b\x7f", b'"\\n\\t\\r\\033\\177"'),
+        ("é".encode(), b'"\\303\\251"'),
+        (b"\xe9", b'"\\351"'),
+    ],
+)
+def test_names_are_quoted_as_git_quotes_them(name: bytes, quoted: bytes) -> None:
+    assert quoted_name(name) == quoted
+
+
+async def test_what_takes_a_folders_place_comes_after_what_was_in_it(memory_repo: Repository, tmp_path: Path) -> None:
+    found = await between(memory_repo, {b"x/a": b"1\n", b"y": b"2\n"}, {b"x": b"3\n", b"y/b": b"4\n"}, tmp_path)
+    headers = [line for p in found for line in p.data.split(b"\n") if line.startswith((b"new file", b"deleted", b"diff"))]
+    assert headers == [
+        b"diff --git a/x/a b/x/a",
+        b"deleted file mode 100644",
+        b"diff --git a/x b/x",
+        b"new file mode 100644",
+        b"diff --git a/y b/y",
+        b"deleted file mode 100644",
+        b"diff --git a/y/b b/y/b",
+        b"new file mode 100644",
+    ]
+
+
+async def test_what_is_no_text_or_large_is_only_told_to_differ(memory_repo: Repository, tmp_path: Path) -> None:
+    large = b"x\n" * (MAX_TEXT_BYTES // 2) + b"y"
+    many = b"\n" * (MAX_TEXT_LINES + 1)
+    a: Tree = {b"bin": b"a\0", b"large": large, b"late": b"a" * 8_000 + b"\0\n", b"many": many}
+    b: Tree = {b"bin": b"b\0\n", b"large": b"small\n", b"late": b"b" * 8_000 + b"\0\n", b"many": many + b"\n", b"new": b"\0"}
+    found = {p.entry.path: p for p in await between(memory_repo, a, b, tmp_path)}
+    assert [p.why for p in found.values()] == ["binary", "too large", "", "too large", "binary"]
+    assert found[b"bin"].data.endswith(b"\nBinary files a/bin and b/bin differ\n")
+    assert found[b"new"].data.endswith(b"\nBinary files /dev/null and b/new differ\n")
+    assert found[b"large"].data.endswith(b"\nFiles a/large (%d bytes) and b/large (6 bytes) differ\n" % len(large))
+    assert (found[b"large"].added, found[b"large"].removed) == (None, None)
+    assert found[b"late"].data.count(b"\0") == 2  # as git, which looks at the beginning only
+    for patch in (found[b"bin"], found[b"large"]):  # nothing is left out silently
+        assert refused_by_git(patch.data, tmp_path / "work")
+
+
+async def test_only_the_execute_bit_is_in_a_patch(memory_repo: Repository, make: Make) -> None:
+    work = make({"a": "x", "b": "x", "f/": ""})
+    for name in ("a", "b"):
+        (work / name).chmod(0o644)
+    before = await memory_repo.capture(work, thread_id="t")
+    (work / "a").chmod(0o600)
+    (work / "b").chmod(0o750)
+    (work / "f").chmod(0o700)
+    found = await memory_repo.compare(before, work)
+    assert {p.entry.path: p.data async for p in memory_repo.patches(found, before, work)} == {
+        b"a": b"",
+        b"b": b"diff --git a/b b/b\nold mode 100644\nnew mode 100755\n",
+        b"f": b"",
+    }
+
+
+async def test_a_text_with_a_redacted_secret_is_a_text_and_the_patch_fits(memory_repo: Repository, tmp_path: Path) -> None:
+    secrets = {"TOKEN": "hunter2-hunter2"}
+    work = write_tree({b"conf": b"a\ntoken=hunter2-hunter2\nz\n"}, tmp_path / "work")
+    before = await memory_repo.capture(work, thread_id="t", secrets=secrets)
+    write_tree({b"conf": b"a\nb\ntoken=hunter2-hunter2\nkey=hunter2-hunter2\nz\n"}, work)
+    after = await memory_repo.capture(work, thread_id="t", secrets=secrets)
+    stored = [p async for p in memory_repo.patches(await memory_repo.diff(before, after), before, after)]
+    live = await memory_repo.compare(before, work, secrets=secrets)
+    assert [p.data async for p in memory_repo.patches(live, before, work, secrets=secrets)] == [p.data for p in stored]
+    assert (stored[0].added, stored[0].why) == (2, "")
+    assert b"hunter2" not in stored[0].data
+    (tmp_path / "out").mkdir()
+    for command in (GIT, GNU):
+        await memory_repo.restore(tmp_path / "out", thread_id="t", checkpoint_id=before.id)
+        apply(stored[0].data, tmp_path / "out", *command)
+        assert read_tree(tmp_path / "out") == {b"conf": b"a\nb\ntoken=%s\nkey=%s\nz\n" % (bytes(15), bytes(15))}
+
+
+async def test_a_live_file_that_went_away_is_told(memory_repo: Repository, make: Make) -> None:
+    before = await memory_repo.capture(make({"a": "x"}), thread_id="t")
+    work = make({"a": "y, longer"})
+    found = await memory_repo.compare(before, work)
+    (work / "a").unlink()
+    (patch,) = [p async for p in memory_repo.patches(found, before, work)]
+    assert (patch.why, patch.added) == ("vanished", None)
+    assert patch.data.endswith(b"Files a/a (1 bytes) and b/a (9 bytes) differ\n")
+
+
+async def test_the_lines_that_differ_are_few_and_the_work_is_bounded() -> None:
+    numbers = [b"%d" % (n * n % 1_009) for n in range(60_000)]
+    for other in (numbers[::-1], [*numbers[30_000:], *numbers[:30_000]], numbers[::2]):
+        blocks = changed_blocks(numbers, other)
+        made = [*numbers]
+        for block in reversed(blocks):
+            made[block.a1 : block.a2] = other[block.b1 : block.b2]
+        assert made == other
+    assert changed_blocks([b"a", b"b", b"c"], [b"a", b"x", b"c"]) == [(1, 2, 1, 2)]
+    assert changed_blocks([b"a"], [b"a"]) == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    a=st.lists(st.sampled_from([b"1", b"2", b"3", b"4"]), max_size=9), b=st.lists(st.sampled_from([b"1", b"2", b"3"]), max_size=9)
+)
+def test_no_shorter_difference_exists(a: list[bytes], b: list[bytes]) -> None:
+    common = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            common[i + 1][j + 1] = common[i][j] + 1 if x == y else max(common[i][j + 1], common[i + 1][j])
+    blocks = changed_blocks(a, b)
+    assert sum(k.a2 - k.a1 + k.b2 - k.b1 for k in blocks) == len(a) + len(b) - 2 * common[-1][-1]
+    made = [*a]
+    for block in reversed(blocks):
+        made[block.a1 : block.a2] = b[block.b1 : block.b2]
+    assert made == b

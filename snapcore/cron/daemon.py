@@ -98,7 +98,7 @@ class Daemon:
             return self._stopping.result()
         finally:
             running = sum(turn.begun for turn in self._turns.values())
-            self._events.tell("stopping", f"{running} captures are given up." if running else "")
+            self._events.tell("stopping", f"{running} runs are given up." if running else "")
             await stop([work])
             loop.remove_signal_handler(signal.SIGHUP)
             await self._board.close()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from .options import At, DryRun, OptionalThread, Spec, Thread
-from .output import checkpoint_fields, count, path_fields, print_json, print_line, print_table, size, time_text
+from .output import checkpoint_fields, count, moment, path_fields, print_json, print_line, print_table, short_ids, size
 from .runtime import Exit, Invocation, UsageError, command, resolve
 
 if TYPE_CHECKING:
@@ -45,18 +45,19 @@ async def list_(invocation: Invocation, *, thread: Thread) -> int:
     if invocation.json:
         print_json([checkpoint_fields(each) for each in checkpoints])
     elif invocation.tells:
+        ids = [each.id for each in checkpoints]
         print_table(
             ("ID", "CREATED", "REASON", "LABEL", "FILES", "SIZE"),
             [
                 (
-                    each.id,
-                    time_text(each)[:19] + "Z",
+                    name,
+                    moment(each.created_at),
                     each.reason,
                     each.label or "",
                     f"{each.totals.files:,}",
                     size(each.totals.bytes),
                 )
-                for each in checkpoints
+                for name, each in zip(ids if invocation.verbose else short_ids(ids), checkpoints, strict=True)
             ],
             right=(4, 5),
         )
@@ -69,11 +70,25 @@ async def threads(invocation: Invocation) -> int:
     async with invocation.repository() as repo:
         found = await repo.threads()
     if invocation.json:
-        print_json([{"thread_id": each.thread_id, "head_id": each.head_id, "checkpoints": each.checkpoints} for each in found])
+        print_json(
+            [
+                {
+                    "thread_id": each.thread_id,
+                    "head_id": each.head_id,
+                    "checkpoints": each.checkpoints,
+                    "updated_at": moment(each.updated_at, digits=6),
+                }
+                for each in found
+            ]
+        )
     elif invocation.tells:
+        heads = [each.head_id or "" for each in found]
         print_table(
-            ("THREAD", "CHECKPOINTS", "HEAD"),
-            [(each.thread_id, f"{each.checkpoints:,}", each.head_id or "") for each in found],
+            ("THREAD", "CHECKPOINTS", "NEWEST", "HEAD"),
+            [
+                (each.thread_id, f"{each.checkpoints:,}", moment(each.updated_at), head)
+                for head, each in zip(heads if invocation.verbose else short_ids(heads), found, strict=True)
+            ],
             right=(1,),
         )
     return Exit.DONE

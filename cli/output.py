@@ -1,7 +1,9 @@
 """What the command prints: results on stdout, errors on stderr, nothing that could steer a terminal."""
 
 import base64
+import itertools
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +19,7 @@ __all__ = [
     "entry_fields",
     "error_fields",
     "mode_text",
+    "moment",
     "path_fields",
     "path_list",
     "path_text",
@@ -26,11 +29,14 @@ __all__ = [
     "print_line",
     "print_system_error",
     "print_table",
+    "short_ids",
     "size",
     "system_error_line",
     "time_text",
 ]
 
+SHORT_ID: Final = 8
+_MADE: Final = re.compile(r"[0-9a-f]{32}")  # an id that snapcore made
 SYSTEM: Final = "SYSTEM"  # the code of errors that are none of the engine's
 SYSTEM_HINT: Final = "The operating system refused it: see to what it names (space, permissions, limits), then try again."
 
@@ -151,6 +157,30 @@ def mode_text(kind: int, mode: int) -> str:
 def time_text(checkpoint: "Checkpoint") -> str:
     """When a checkpoint was made, ISO 8601 in UTC with microseconds."""
     return checkpoint.created.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def moment(microseconds: int, digits: int = 0) -> str:
+    """A time since the epoch, ISO 8601 in UTC, in seconds or with 6 `digits`."""
+    import datetime
+
+    at = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(microseconds=microseconds)
+    return at.isoformat(timespec="microseconds" if digits else "seconds").replace("+00:00", "Z")
+
+
+def short_ids(ids: Sequence[str]) -> list[str]:
+    """Each id as far as it tells it from the others: at least 8 characters, so many that none looks like a number or a word.
+    Those that somebody chose stay as they are."""
+    made = sorted({each for each in ids if _MADE.fullmatch(each)})
+    needed = {each: _telling(each) for each in made}
+    for one, two in itertools.pairwise(made):
+        differs = 1 + next(at for at in range(len(one)) if one[at] != two[at])
+        needed[one], needed[two] = max(needed[one], differs), max(needed[two], differs)
+    return [each[: needed.get(each)] for each in ids]
+
+
+def _telling(made: str) -> int:
+    ends = range(SHORT_ID, len(made))
+    return next((end for end in ends if not made[:end].isdecimal() and not made[:end].isalpha()), len(made))
 
 
 def checkpoint_fields(checkpoint: "Checkpoint") -> dict[str, Any]:

@@ -24,7 +24,6 @@ EXAMPLES: Final = {
         "# all of it in a week, a part each day",
         "snapcore verify --read-data-subset 2/7",
     ),
-    "stats": ("snapcore stats", "snapcore stats --json"),
 }
 
 

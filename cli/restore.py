@@ -131,21 +131,17 @@ def _fields(receipt: "Receipt", thread: str, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 3),
     }
     if receipt.dry_run and receipt.plan is not None:
-        plan = receipt.plan
-        fields["plan"] = {
-            "removes": path_list(plan.removes),
-            "adds": path_list(plan.adds),
-            "changes": path_list(plan.changes),
-            "bytes": plan.bytes,
-        }
+        from .restore_plan import plan_fields
+
+        fields["plan"] = plan_fields(receipt.plan)
     return fields
 
 
 def _tell(invocation: Invocation, receipt: "Receipt", seconds: float) -> None:
     if receipt.dry_run and receipt.plan is not None:
-        for sign, paths in (("-", receipt.plan.removes), ("+", receipt.plan.adds), ("~", receipt.plan.changes)):
-            for path in paths:
-                print_line(f"{sign} {path_text(path)}")
+        from .restore_plan import print_plan
+
+        print_plan(receipt.plan, all_paths=invocation.verbose)
     verb = "would restore" if receipt.dry_run else "restored"
     print_line(
         f"{verb} checkpoint {receipt.checkpoint_id}: "

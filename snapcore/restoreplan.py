@@ -6,13 +6,14 @@ the stream adds the removal of folders and the metadata of folders that the swap
 
 from collections.abc import AsyncIterator, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from .contents import FileTask, same_contents
 from .engine import Engine
 from .errors import Code, SnapshotError, printable
 from .model import Entry, FileStat, Kind, Note, is_redacted, path_key
 from .pagestates import PagePair, PageStates
+from .planned import PlannedChange, differences
 from .protocols import (
     PlaceStep,
     RemoveStep,
@@ -64,6 +65,7 @@ class Window:
     adds: list[bytes] = field(default_factory=list)
     changes: list[bytes] = field(default_factory=list)
     removes: list[bytes] = field(default_factory=list)
+    planned: list[PlannedChange] = field(default_factory=list)
 
 
 class _LinkGroup:
@@ -103,6 +105,7 @@ class RestorePlanner:
         restrict: bool,
         cross_mounts: bool,
         reinject: bool = False,
+        tells: bool = False,
     ) -> None:
         self._engine = engine
         self._reader = reader
@@ -114,6 +117,7 @@ class RestorePlanner:
         self._restrict = restrict
         self._cross_mounts = cross_mounts
         self._reinject = reinject
+        self._tells = tells  # whether windows say what would be done and why
         self._root = workspace.root.rstrip("/").encode("utf-8", "surrogateescape") or b"/"
         self._states = PageStates(engine, workspace, sandbox_id, target.root.policy)
         self._skipped = frozenset(s.path for s in target.root.skipped)
@@ -265,6 +269,7 @@ class RestorePlanner:
             return
         self._window.steps.append(RemoveStep(path, folder=False))
         self._window.removes.append(path)
+        self._tell("remove", path, stat.kind, stat.size)
         self.counts.removed += 1
         self.replaces = True
         self._touch_parent(path)
@@ -272,12 +277,38 @@ class RestorePlanner:
     def _add(self, entry: Entry) -> None:
         self.counts.added += 1
         self._window.adds.append(entry.path)
+        self._tell("add", entry.path, entry.kind, entry.size)
         self._stage(entry)
 
-    def _change(self, entry: Entry) -> None:
+    def _change(self, entry: Entry, stat: FileStat, *, same: bool) -> None:
+        """Bring what is there in line; `same`: its content is as wanted."""
         self.counts.changed += 1
         self.replaces = True
         self._window.changes.append(entry.path)
+        if self._tells:
+            why = differences(
+                entry,
+                stat,
+                content=same,
+                mode=stat.mode == self._mode(entry),
+                time=self._same_time(entry, stat),
+                owner=self._same_owner(entry, stat),
+            )
+            self._tell("change", entry.path, entry.kind, entry.size, stat, why)
+
+    def _tell(
+        self,
+        action: Literal["remove", "add", "change"],
+        path: bytes,
+        kind: int,
+        size: int = 0,
+        before: FileStat | None = None,
+        why: tuple[str, ...] = (),
+    ) -> None:
+        if self._tells:
+            was = before.size if before is not None and before.kind == Kind.FILE else 0
+            size = size if kind == Kind.FILE else 0
+            self._window.planned.append(PlannedChange(self._target.root.name, path, action, kind, size, was, why))
 
     def _bring_in_line(self, entry: Entry, stat: FileStat, same: bool) -> None:
         if entry.kind != stat.kind:
@@ -285,11 +316,11 @@ class RestorePlanner:
         elif entry.kind == Kind.DIR:
             self._match_folder(entry, stat)
         elif entry.kind == Kind.LINK:
-            same = stat.target == link_target(entry, self._root) and stat.mtime_ns == entry.mtime_ns
-            if same and self._same_owner(entry, stat):
+            leads = stat.target == link_target(entry, self._root)
+            if leads and stat.mtime_ns == entry.mtime_ns and self._same_owner(entry, stat):
                 self.counts.unchanged += 1
             else:
-                self._change(entry)
+                self._change(entry, stat, same=leads)
                 self._stage(entry)
         else:
             self._match_file(entry, stat, same)
@@ -301,7 +332,7 @@ class RestorePlanner:
             self._conflicts.add(path)
         elif entry.kind == Kind.DIR:
             self._window.steps.append(RemoveStep(path, folder=False))
-        self._change(entry)
+        self._change(entry, stat, same=False)
         self._stage(entry)
 
     def _match_folder(self, entry: Entry, stat: FileStat) -> None:
@@ -313,7 +344,7 @@ class RestorePlanner:
         else:
             self._touched.add(entry.path)
             if stat.mode != self._mode(entry) or not self._same_owner(entry, stat):
-                self._change(entry)
+                self._change(entry, stat, same=True)
             else:
                 self.counts.unchanged += 1
 
@@ -321,7 +352,7 @@ class RestorePlanner:
         first = entry.hardlink or (entry.path if entry.path in self._target.groups else b"")
         same_meta = stat.mode == self._mode(entry) and self._same_time(entry, stat) and self._same_owner(entry, stat)
         if first:
-            self._match_hard_link(entry, stat, first, same=same and same_meta)
+            self._match_hard_link(entry, stat, first, content=same, meta=same_meta)
             return
         alone = stat.nlink <= 1 or self._claim_inode(stat, entry.path)
         if same and alone and (same_meta or stat.nlink <= 1):
@@ -329,16 +360,16 @@ class RestorePlanner:
                 self.counts.right(entry)
                 return
             owner = (entry.uid, entry.gid) if self._owners else None
-            self._change(entry)
+            self._change(entry, stat, same=True)
             self._window.steps.append(SetMetaStep(entry.path, self._mode(entry), entry.mtime_ns, owner))
             return
-        self._change(entry)
+        self._change(entry, stat, same=same)
         self._stage(entry)
 
-    def _match_hard_link(self, entry: Entry, stat: FileStat, first: bytes, *, same: bool) -> None:
+    def _match_hard_link(self, entry: Entry, stat: FileStat, first: bytes, *, content: bool, meta: bool) -> None:
         group = self._groups.setdefault(first, _LinkGroup())
         inode = (stat.device, stat.inode)
-        fits = same and group.staged is None
+        fits = content and meta and group.staged is None
         if fits and group.inode is None:
             fits = self._claim_inode(stat, first)
             group.inode = inode if fits else None
@@ -349,7 +380,7 @@ class RestorePlanner:
             group.kept.append(entry.path)
             self.counts.right(entry)
         else:
-            self._change(entry)
+            self._change(entry, stat, same=content)
             self._stage(entry)
 
     def _claim_inode(self, stat: FileStat, path: bytes) -> bool:
@@ -397,6 +428,7 @@ class RestorePlanner:
                 self._window.links.append(StageHardLink(self._place(path), staged))
                 self.counts.unchanged -= 1
                 self._window.changes.append(path)
+                self._tell("change", path, entry.kind, entry.size, why=("hard link",))
                 self.counts.changed += 1
             group.kept.clear()
 
@@ -433,6 +465,7 @@ class RestorePlanner:
                 self._touch_parent(path)
                 if path not in self._conflicts:
                     window.removes.append(path)
+                    self._tell("remove", path, Kind.DIR)
                     self.counts.removed += 1
                 self.replaces = True
         for path in sorted(self._touched, key=path_key):

@@ -11,6 +11,7 @@ from .contents import ContentStager, same_contents
 from .engine import Engine, finish, stop
 from .errors import Code, RepositoryError, SnapcoreError, SnapshotError, printable
 from .model import Checkpoint, Entry, FileStat, Kind, Note, Progress, RootState, StatPage, StatUpdate
+from .planned import PlannedChange
 from .protocols import Pin, ProgressCallback, Stage, SwapReport, Workspace
 from .records import RecordReader
 from .redaction import Redactor
@@ -31,12 +32,14 @@ TreePath = bytes  # a path relative to its root
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """What a restore would do: paths to remove, to add and to change (relative to their root), bytes to write."""
+    """What a restore would do: paths to remove, to add and to change (relative to their root), bytes to write. `paths` has all of
+    them with what is done and why, those of a root together."""
 
     removes: tuple[bytes, ...]
     adds: tuple[bytes, ...]
     changes: tuple[bytes, ...]
     bytes: int
+    paths: tuple[PlannedChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +168,7 @@ class _Restore:
             restrict=r.policy is not None,
             cross_mounts=policy.cross_mounts,
             reinject=r.reinject,
+            tells=r.dry_run,
         )
         return _Root(state, workspace, policy, target, planner)
 
@@ -210,16 +214,18 @@ class _Restore:
         removes: list[bytes] = []
         adds: list[bytes] = []
         changes: list[bytes] = []
+        planned: list[PlannedChange] = []
         size = 0
         for root in roots:
             async for window in _plan_only(root):
                 removes += window.removes
                 adds += window.adds
                 changes += window.changes
+                planned += window.planned
                 size += sum(t.entry.size for t in window.files)
             self._guard_empty(root)
         self._check_scope(roots)
-        plan = RestorePlan(tuple(removes), tuple(adds), tuple(changes), size)
+        plan = RestorePlan(tuple(removes), tuple(adds), tuple(changes), size, tuple(planned))
         return self._receipt(roots, plan)
 
     # ---- after the swap

@@ -47,6 +47,8 @@ def test_a_page_does_what_it_says(page: str, tmp_path: Path, request: pytest.Fix
                 yield
 
         reader.read(found, start)
+        if plan.after:
+            Reader().read([Block(f"what is left of {page}", 1, "sh", fill(plan.after, world.facts))])
     place = 0
     for text in plan.prints:
         place = reader.printed.find(text, place)

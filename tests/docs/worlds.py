@@ -66,6 +66,7 @@ class Page:
     names: tuple[str, ...] = ()  # of containers that the page makes itself
     variables: Mapping[str, str] = field(default_factory=dict)
     prepare: str = ""  # commands that are run before
+    after: str = ""  # commands that are run after, and have to succeed
     opens: str = ""  # a repository that is there as `repo`, in Python
     elsewhere: str = ""  # the test that runs all of the page
     python: str = ""  # the test that runs the Python blocks, which need more than a world
@@ -103,6 +104,10 @@ PAGES: Final[Mapping[str, Page]] = {
             "python:3.12": "{python}",
         },
         prepare="mkdir pod",
+        after="""
+            diff -r --no-dereference --exclude=.env --exclude=node_modules workspace elsewhere
+            snapcore threads | grep '^thread-2 '
+        """,
         prints=("['after-install', None]",),
     ),
     "docs/cli.md": Page(

@@ -1,18 +1,15 @@
-"""The examples of the pages about tools run, and their loops work with the clients of model APIs.
+"""The loops of the page about coding tools work with the clients of model APIs; tests/docs runs the rest of the page.
 
 The clients are the real packages; what they would get from the network is made here.
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx2
-import mcp.client.stdio  # noqa: F401  # it keeps the stderr that there is when it is imported
 import openai
 import pytest
 
@@ -24,42 +21,9 @@ from ..docs_examples import run_page  # noqa: TID252  # the tests are no package
 
 @pytest.fixture(autouse=True)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder `project` in an otherwise empty present folder; the installed command is on the path."""
+    """A folder `project` in an otherwise empty present folder."""
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
-
-
-def test_the_page_about_coding_tools(capsys: pytest.CaptureFixture[str]) -> None:
-    names = run_page("docs/integrations/coding-tools.md")
-    told = capsys.readouterr().out
-    assert "{'path': 'src/app.py', 'replaced': 1, 'first_line': 1}" in told
-    assert "3 DEBUG = False\n" in told
-    assert "[0, 3]" in told
-    assert "key={secret:API_TOKEN}" in told
-    assert "[('baseline', 'saved'), ('end', 'saved')]" in told
-    assert names["shown"].is_error is False
-
-
-def test_the_page_about_agent_tools(capsys: pytest.CaptureFixture[str]) -> None:
-    names = run_page("docs/integrations/agent-tools.md")
-    told = capsys.readouterr().out
-    assert "NOT_FOUND NOT_FOUND" in told
-    assert "'customer-7/" in told
-    assert "Rewrite the parser." in told
-    assert names["checkpoint"].label == "with conversation"
-
-
-def test_the_page_about_mcp() -> None:
-    subprocess.run(
-        [Path(sys.executable).with_name("snapcore"), "init", "--repo", "./checkpoints"], check=True, capture_output=True
-    )
-    names = run_page("docs/integrations/mcp.md")
-    assert names["saved"].is_error is False
-    assert names["listed"].structured_content["count"] == 2  # the baseline, and the one that was asked for
-
-
-# ------------------------------------------------------------------------------------------------- loops of clients
 
 
 class Service:

@@ -26,7 +26,7 @@ __all__ = ["cron_status"]
 EXAMPLES: Final = {
     "cron status": (
         "snapcore cron status",
-        "snapcore cron status snapcore.toml --json",
+        "snapcore cron status jobs.toml --json",
         "snapcore cron status --runs 20",
     )
 }

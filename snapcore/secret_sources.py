@@ -2,6 +2,7 @@
 
 import os
 import select
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,7 @@ __all__ = ["COMMAND_SECONDS", "MAX_VALUE_BYTES", "secret_values", "without_waiti
 
 MAX_VALUE_BYTES: Final = 1 << 20
 COMMAND_SECONDS: Final = 60.0
+START_SECONDS: Final = 10.0  # a thread that was not begun by then, since a signal came first, never will be
 
 
 def secret_values(sources: Mapping[str, SecretSource], *, folder: str, may_run: bool) -> dict[str, bytes]:
@@ -99,8 +101,8 @@ def _check_length(name: str, value: bytes) -> None:
         )
 
 
-def _from_command(name: str, command: str | Sequence[str], folder: str, may_run: bool) -> bytes:
-    words = _words(name, command)
+def _from_command(name: str, written: str | Sequence[str], folder: str, may_run: bool) -> bytes:
+    words = _words(name, written)
     if not may_run:
         raise _invalid(
             f"Secret '{name}' comes from a command in a settings file that was found, not named; it is not run.",
@@ -109,27 +111,64 @@ def _from_command(name: str, command: str | Sequence[str], folder: str, may_run:
     import subprocess
 
     deadline = time.monotonic() + COMMAND_SECONDS
+    command = _Command(words, folder)
     try:
-        process = subprocess.Popen(words, cwd=folder or None, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        process = command.start()
+        value = _output(name, process, deadline)
+        code = process.wait(max(deadline - time.monotonic(), 0))
+    except subprocess.TimeoutExpired:
+        raise _too_slow(name) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "its words are not valid"
         raise _invalid(f"The command of secret '{name}' cannot be started: {reason}.", "") from None
-    with process:
-        try:
-            value = _output(name, process, deadline)
-            code = process.wait(max(deadline - time.monotonic(), 0))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise _too_slow(name) from None
-        except BaseException:  # an interruption too: no command is left behind
-            process.kill()
-            raise
+    finally:
+        command.stop()  # after an interruption too: none is left behind
     if code != 0:
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         raise _invalid(f"The command of secret '{name}' {how}.", "What it wrote to stderr, if anything, stands above.")
     if not value:
         raise _invalid(f"The command of secret '{name}' wrote nothing to stdout.", "")
     return value
+
+
+class _Command:
+    """A command that is started on a thread of its own: a signal, which is handled on the main thread, cannot end the start half
+    way, with a command that runs and is not known."""
+
+    def __init__(self, words: list[str], folder: str) -> None:
+        self._words = words
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._error: Exception | None = None
+        self._is_decided = threading.Event()
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """The running command. Raises what starting it raised."""
+        threading.Thread(target=self._start, daemon=True).start()
+        self._is_decided.wait()
+        if self._process is None:
+            assert self._error is not None
+            raise self._error
+        return self._process
+
+    def _start(self) -> None:
+        import subprocess
+
+        try:
+            self._process = subprocess.Popen(
+                self._words, cwd=self._folder or None, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+            )
+        except (OSError, ValueError) as error:
+            self._error = error
+        finally:
+            self._is_decided.set()
+
+    def stop(self) -> None:
+        """Kill it unless it has ended."""
+        self._is_decided.wait(START_SECONDS)
+        if self._process is not None:
+            with self._process:
+                self._process.kill()
 
 
 def _words(name: str, command: str | Sequence[str]) -> list[str]:

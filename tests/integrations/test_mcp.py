@@ -199,6 +199,21 @@ async def test_secrets_named_on_the_command_line_are_hidden(repo: Path, root: Pa
             assert TOKEN.encode() not in await opened.read_file(checkpoint, b"config")
 
 
+async def test_the_policy_and_the_secrets_of_a_settings_file_hold(repo: Path, root: Path, tmp_path: Path) -> None:
+    (root / "config").write_text(f"key={TOKEN}\n")
+    (root / "run.log").write_text("noise")
+    (tmp_path / "token").write_text(TOKEN)
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[policy]\nexclude = ['*.log']\n[secrets]\nMY_TOKEN = { command = 'cat token' }\n")
+    async with client_of(repo, "--sandbox", str(root), "--coding", "--config", str(settings)) as client:
+        assert (await answer(client, "exec", {"command": "cat config"}))["stdout"] == "key={secret:MY_TOKEN}\n"
+        await answer(client, "checkpoint_save", {"label": "x"})
+    async with snapcore.open_repository(repo) as opened:
+        for checkpoint in await opened.list("mine"):
+            assert [entry.path async for entry in opened.ls(checkpoint)] == [b"", b"a", b"config"]
+            assert TOKEN.encode() not in await opened.read_file(checkpoint, b"config")
+
+
 async def test_what_the_coding_tools_did_last_is_saved_when_the_client_leaves(repo: Path, root: Path) -> None:
     async with client_of(repo, "--sandbox", str(root), "--coding") as client:
         await answer(client, "write_file", {"path": "b", "content": "last"})

@@ -322,9 +322,12 @@ class _Writer:
             self._why = why
         if why and why != BINARY:
             return b"Files %s%s and %s%s differ\n" % (name_a, _size(a), name_b, _size(b))
-        index = b"index %s..%s%s\n" % (_blob_id(a, before), _blob_id(b, after), _kept_mode(a, b))
         if why:
-            return index + b"Binary files %s and %s differ\n" % (name_a, name_b)
+            return b"Binary files %s and %s differ\n" % (name_a, name_b)
+        index = b""
+        # without it, `patch` takes links for files, and what is empty for what is not there
+        if any(e is not None and (e.kind == Kind.LINK or e.size == 0) for e in (a, b)):
+            index = b"index %s..%s%s\n" % (_blob_id(a, before), _blob_id(b, after), _kept_mode(a, b))
         hunks = self._hunks(_lines(before.data), _lines(after.data))
         if not hunks:
             return index if a is None or b is None else b""

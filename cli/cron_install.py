@@ -172,7 +172,7 @@ def _notes(invocation: Invocation, plan: "Plan", wanted: _Wanted) -> list[str]:
     if not wanted.systemd and any(entry.jitter for entry in entries(plan)):
         notes.append("cron has no jitter: the jobs start at their times.")
     if wanted.systemd and not wanted.system:
-        notes.append("Your units run while you are logged in, unless you say: loginctl enable-linger")
+        notes.append("Your units stop when you log out, unless you say: loginctl enable-linger")
     return notes
 
 

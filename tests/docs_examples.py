@@ -37,8 +37,7 @@ _EXIT: Final = re.compile(r"<!-- exit (\d+) -->")
 _PROGRAM: Final = re.compile(r"^(?:asyncio|anyio)\.run\(", re.MULTILINE)
 _VARIES: Final = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:\+00:00|Z)?"), "<time>"),
-    (re.compile(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{8,}\b"), "<id>"),
-    (re.compile(r"\b[0-9a-f]{16,}\b"), "<id>"),
+    (re.compile(r"\b[0-9a-f]{8,}\b"), "<id>"),
     (re.compile(r"\b\d+\.\d+(?=s?\b)"), "<number>"),
 )
 

@@ -31,12 +31,14 @@ WORD: Final = "--command-word"
 EXAMPLES: Final = {
     "exec": (
         "snapcore exec ./workspace -- ls -l",
-        "snapcore exec ./workspace --thread thread-1 --before -- sh -c 'make clean && make'",
-        "snapcore exec ./workspace --thread thread-1 --restore label:after-install --checkpoint -- make test",
-        "snapcore exec docker://my-container/workspace --secret-env GITHUB_TOKEN -- git push",
-        "# once more in the thread's own sandbox, and look at what was done",
-        "snapcore exec --thread thread-1 -- make test",
+        "# with a checkpoint to go back to, recorded in the log of a thread",
+        "snapcore exec ./workspace -t thread-1 --before -- sh -c 'rm -rf build'",
+        "# from a known state, and keep what comes of it; then once more in the same sandbox",
+        "snapcore exec ./workspace -t thread-1 --restore label:after-install --checkpoint -- touch built",
+        "snapcore exec --thread thread-1 --timeout 15min -- ls",
         "snapcore log thread-1",
+        "# a secret in the command's environment, and nowhere else",
+        "snapcore exec docker://my-container/workspace --secret-env GITHUB_TOKEN -- sh -c 'echo ${#GITHUB_TOKEN}'",
     )
 }
 

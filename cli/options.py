@@ -89,7 +89,9 @@ AllowAnyRoot = Annotated[bool, typer.Option("--allow-any-root", help="Even / or 
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done, and do nothing.")]
 
 # A parameter `thread` that is required here is not on the command line, where the settings name a thread; see `runtime.command`.
-Thread = Annotated[str, typer.Option("--thread", "-t", envvar="SNAPCORE_THREAD", metavar="THREAD", help="The thread.")]
+Thread = Annotated[
+    str, typer.Option("--thread", "-t", envvar="SNAPCORE_THREAD", metavar="THREAD", help="The thread; else that of the settings.")
+]
 OptionalThread = Annotated[
     str | None,
     typer.Option("--thread", "-t", envvar="SNAPCORE_THREAD", metavar="THREAD", help="The thread; needed for latest and label:L."),

@@ -54,7 +54,8 @@ class Loaded:
         scheme, rest = split_scheme(address)
         if scheme != "file" or _OTHER_KIND.match(address):
             return address
-        return os.path.join(self.folder, os.path.expanduser(rest))
+        path = os.path.join(self.folder, os.path.expanduser(rest))
+        return path if ".." in path.split("/") else os.path.normpath(path)  # what '..' leads to is for the file system to say
 
     def database(self, url: str) -> str:
         """A database's URL in the file as it is meant: the path of a SQLite file starts at the file's folder."""

@@ -388,7 +388,8 @@ def test_places_in_a_file_are_relative_to_its_folder(deep: Path, monkeypatch: py
     loaded = load_settings(str(write(deep / "snapcore.toml", "")))
     for written, meant in {
         "store": f"{deep}/store",
-        "./store": f"{deep}/./store",
+        "./store": f"{deep}/store",
+        ".": str(deep),
         "../store": f"{deep}/../store",
         "/srv/store": "/srv/store",
         "~/store": "/home/dev/store",

@@ -90,7 +90,6 @@ async def config(
 
 
 def _common(invocation: Invocation) -> Iterator[Row]:
-    assert invocation.progress  # an odd value is told as wrong usage
     for key in ("repo", "database", "thread", "progress"):
         found = invocation.effective(key)
         value = shown_address(found.value) if key in ADDRESSES and found.value else found.value

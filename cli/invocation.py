@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from snapcore.errors import Code, SnapcoreError, printable
 
-from .effective import PROGRESS, VARIABLES, Effective, effective, effective_policy, secret_sources
+from .effective import VARIABLES, Effective, effective, effective_policy, secret_sources
 from .signals import interruptible
 
 if TYPE_CHECKING:
@@ -108,10 +108,7 @@ class Invocation:
     @cached_property
     def progress(self) -> str:
         """How progress is told: `auto`, `plain` or `none`."""
-        found = self.effective("progress")
-        if found.value not in PROGRESS:
-            raise UsageError(f"{found.name} is none of {', '.join(PROGRESS)}.")
-        return str(found.value)
+        return self.effective("progress").value or ""
 
     def thread(self) -> str:
         """The thread that the settings name, or `UsageError`. A command's parameter `thread: Thread` has it already."""

@@ -89,7 +89,8 @@ def without_variables() -> Iterator[None]:
 def test_the_first_source_that_says_something_holds(
     without_variables: None, key: str, flag: str | None, variable: str | None, written: str | None
 ) -> None:
-    loaded = Loaded(Settings(**{key: written}), "/folder/snapcore.toml", "/folder", named=True)
+    settings: dict[str, Any] = {key: written}
+    loaded = Loaded(Settings(**settings), "/folder/snapcore.toml", "/folder", named=True)
     os.environ.pop(VARIABLES[key], None)
     if variable is not None:
         os.environ[VARIABLES[key]] = variable
@@ -120,7 +121,7 @@ patterns = st.lists(st.sampled_from(["*.log", "tmp/", "x"]), max_size=3)
 def test_flags_replace_what_the_files_policy_says_and_exclusions_add_to_it(
     written: dict[str, Any], flags: dict[str, Any], excluded: list[str], also: list[str]
 ) -> None:
-    texts = {name: tuple(value) if isinstance(value, list) else value for name, value in written.items()}
+    texts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in written.items()}
     policy = PolicySettings(exclude=tuple(excluded), **texts)
     loaded = Loaded(Settings(policy=policy), "/folder/snapcore.toml", "/folder", named=False)
     nothing = dict.fromkeys(options)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from snapcore.engine import stop
-from snapcore.errors import Code, ProviderError, SnapcoreError, SnapshotError
+from snapcore.errors import Code, ProviderError, SnapcoreError, SnapshotError, printable
 from snapcore.runs import JobRun
 
 from .board import Board
@@ -88,7 +89,7 @@ class Daemon:
         await self._board.listen(self._plan.listen)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop, number)
-        loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._reload()))
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up, sys.stderr.isatty())
         work = asyncio.create_task(self._work())
         try:
             either: list[asyncio.Future[Any]] = [work, self._stopping]
@@ -98,9 +99,10 @@ class Daemon:
             return self._stopping.result()
         finally:
             running = sum(turn.begun for turn in self._turns.values())
-            self._events.tell("stopping", f"{running} runs are given up." if running else "")
+            self._events.tell("stopping", f"Runs that are given up: {running}." if running else "")
             await stop([work])
-            loop.remove_signal_handler(signal.SIGHUP)
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
             await self._board.close()
             self._events.tell("stopped")
 
@@ -111,8 +113,16 @@ class Daemon:
             signal.signal(each, signal.SIG_DFL)
         self._stopping.set_result(number)
 
+    def _hang_up(self, from_terminal: bool) -> None:
+        """SIGHUP asks for a reload; or tells that the terminal is gone from which this was started, and ends it."""
+        if from_terminal and not sys.stderr.isatty():
+            self._stop(signal.SIGTERM)
+        else:
+            self._spawn(self._reload())
+
     async def _work(self) -> None:
-        self._events.tell("started", f"{len(self._plan.jobs)} jobs of {self._plan.path}")
+        jobs = len(self._plan.jobs)
+        self._events.tell("started", f"{jobs} {'job' if jobs == 1 else 'jobs'} of {printable(self._plan.path)}")
         self._board.plan(self._plan)
         async with AsyncExitStack() as stack:
             repo = await self._opened(stack)
@@ -277,6 +287,7 @@ class Daemon:
         key = (target.job.name, target.thread_id)
         self._settle(key)
         await self._runner.fail(target.job.name, error, sandbox=target.sandbox, thread_id=target.thread_id)
+        self._history.pop(key, None)
 
     def _launch(self, target: Target) -> None:
         """Start a capture of a sandbox, unless one goes on."""
@@ -329,7 +340,7 @@ class Daemon:
             self._slots = asyncio.Semaphore(new.parallel)  # what runs holds a place among the old ones
         gone, added = set(old.jobs) - set(new.jobs), set(new.jobs) - set(old.jobs)
         changed = {name for name in set(old.jobs) & set(new.jobs) if old.jobs[name] != new.jobs[name]}
-        self._events.tell("reloaded", f"{len(added)} jobs are new, {len(changed)} have changed, {len(gone)} are gone.")
+        self._events.tell("reloaded", f"Jobs: {len(added)} new, {len(changed)} changed, {len(gone)} gone.")
         if self._runner is None:
             return  # all of them start once there is a repository
         for name in sorted(gone | changed):

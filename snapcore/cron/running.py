@@ -12,7 +12,7 @@ from snapcore.autocheckpoint import attempted
 from snapcore.engine import finish
 from snapcore.errors import CheckpointWriterConflictError, Code, ProviderError, SnapcoreError, SnapshotError, printable
 from snapcore.redaction import Redactor
-from snapcore.runs import JobRun, Outcome
+from snapcore.runs import MAX_MESSAGE, JobRun, Outcome
 
 from .jobs import GC, Collection, Job, Plan
 from .logs import Events, Scrubber
@@ -124,12 +124,12 @@ class Runner:
             id=secrets.token_hex(16),
             job=job,
             sandbox=self._address(sandbox),
-            thread_id=thread_id,
+            thread_id=self._scrubber.scrub(thread_id),
             started_at=now,
             ended_at=now,
             outcome=Outcome.FAILED,
             error=str(error.code),
-            message=self._scrubber.scrub(str(error)),
+            message=self._told(error),
         )
         await finish(self._keep(run))
         return Ended(run, error.retryable)
@@ -232,7 +232,7 @@ class Runner:
             bytes_stored=report.bytes_stored,
             forgotten=forgotten,
             warnings=len(report.warnings) + len(report.skipped) + (failure is not None),
-            message=self._scrubber.scrub(" ".join(texts)),
+            message=self._scrubber.scrub(" ".join(texts))[:MAX_MESSAGE],
         )
 
     async def _keep(self, run: JobRun) -> None:
@@ -253,6 +253,11 @@ class Runner:
     def _address(self, sandbox: str) -> str:
         return printable(self._scrubber.scrub(sandbox))[:MAX_ADDRESS]
 
+    def _told(self, error: SnapcoreError) -> str:
+        """What an error says; one that names thousands of paths is cut."""
+        text = self._scrubber.scrub(str(error))
+        return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 3]}..."
+
     def _run(
         self, target: Target, started: int, outcome: str, error: SnapcoreError | None = None, *, message: str = ""
     ) -> JobRun:
@@ -265,7 +270,7 @@ class Runner:
             ended_at=max(started, self._now()),
             outcome=outcome,
             error=None if error is None else str(error.code),
-            message=message if error is None else self._scrubber.scrub(str(error)),
+            message=message if error is None else self._told(error),
         )
 
     def _gc_run(self, started: int, outcome: str, error: SnapcoreError | None = None, *, message: str = "") -> JobRun:
@@ -276,7 +281,7 @@ class Runner:
             ended_at=max(started, self._now()),
             outcome=outcome,
             error=None if error is None else str(error.code),
-            message=message if error is None else self._scrubber.scrub(str(error)),
+            message=message if error is None else self._told(error),
         )
 
 

@@ -35,7 +35,7 @@ class Threads:
     """Who has which thread: a thread of one job is no other sandbox's as long as the job stands for its owner."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, dict[str, tuple[str, str | None]]] = defaultdict(dict)  # thread -> job -> sandbox, workspace
+        self._owners: dict[str, dict[str, tuple[str, str | None]]] = {}  # thread -> job -> sandbox, workspace
 
     async def targets(self, job: Job) -> tuple[list[Target], list[Refused]]:
         """What the job stands for now, and what it may not capture. Raises as `list_sandboxes`."""
@@ -48,8 +48,10 @@ class Threads:
 
     def release(self, job: str) -> None:
         """The job is gone."""
-        for owners in self._owners.values():
+        for thread_id, owners in list(self._owners.items()):
             owners.pop(job, None)
+            if not owners:
+                del self._owners[thread_id]
 
     def _claim(self, job: Job, found: Sequence[Found]) -> tuple[list[Target], list[Refused]]:
         self.release(job.name)
@@ -65,11 +67,11 @@ class Threads:
                 threads[thread].append(each)
         targets: list[Target] = []
         for thread, sandboxes in threads.items():
-            others = [owner for owner in self._owners[thread].values() if owner != (sandboxes[0].address, job.workspace)]
+            others = [owner for owner in self._owners.get(thread, {}).values() if owner != (sandboxes[0].address, job.workspace)]
             if len(sandboxes) > 1 or others:
                 refused += [Refused(each.address, thread, _shared(thread)) for each in sandboxes]
             else:
-                self._owners[thread][job.name] = (sandboxes[0].address, job.workspace)
+                self._owners.setdefault(thread, {})[job.name] = (sandboxes[0].address, job.workspace)
                 targets.append(Target(job, sandboxes[0].address, thread))
         return targets, refused
 

@@ -1,13 +1,16 @@
 """The scheduler, run for real with intervals of a second."""
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
 import random
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -413,14 +416,14 @@ async def test_a_restart_keeps_the_rhythm(tmp_path: Path, repo: Path, work: Path
 
 async def test_sighup_takes_over_what_has_changed(tmp_path: Path, repo: Path, work: Path) -> None:
     make_tree(tmp_path / "other", files=3)
-    stays = '[jobs.stays]\nsandbox = "work"\nevery = "1s"\n'
+    stays = '[cron]\nhealth-file = "health.json"\n[jobs.stays]\nsandbox = "work"\nevery = "1s"\n'
     file = write(tmp_path, stays + '[jobs.goes]\nsandbox = "other"\nevery = "1s"\n')
     with scheduler(file) as running:
         running.wait_for(event="captured", job="stays")
         running.wait_for(event="captured", job="goes")
         write(tmp_path, stays + '[jobs.comes]\nsandbox = "other"\nevery = "1s"\n')
         running.send(signal.SIGHUP)
-        assert running.wait_for(event="reloaded")["message"].startswith("1 jobs are new, 0 have changed, 1 are gone")
+        assert running.wait_for(event="reloaded")["message"] == "Jobs: 1 new, 0 changed, 1 gone."
         running.wait_for(event="captured", job="comes")
         ended = len(running.find(job="goes"))
         running.wait_for_another(event="unchanged", job="stays")
@@ -430,6 +433,7 @@ async def test_sighup_takes_over_what_has_changed(tmp_path: Path, repo: Path, wo
         file.write_text("[jobs.stays]\nevery = 'never'\n")
         running.send(signal.SIGHUP)
         assert running.wait_for(event="reload-failed")["code"] == "INVALID_REQUEST"
+        assert json.loads((tmp_path / "health.json").read_text())["status"] == "degraded"
         running.wait_for_another(event="unchanged", job="comes")
         running.wait_for_another(event="unchanged", job="stays")
 
@@ -437,7 +441,64 @@ async def test_sighup_takes_over_what_has_changed(tmp_path: Path, repo: Path, wo
         running.send(signal.SIGHUP)
         running.wait_for(event="reloaded", count=2)
         assert running.end() == 0
+    assert json.loads((tmp_path / "health.json").read_text())["status"] == "ok"
     await sound(repo, {"stays": work, "comes": tmp_path / "other"}, tmp_path / "scratch")
+
+
+async def test_sighup_moves_to_another_port_unless_that_is_taken(tmp_path: Path, repo: Path, work: Path) -> None:
+    jobs = '[jobs.one]\nsandbox = "work"\nevery = "1h"\n'
+    first, second = free_port(), free_port()
+    with socket.socket() as taken, scheduler(write(tmp_path, f'[cron]\nlisten = ":{first}"\n{jobs}')) as running:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        running.wait_for(event="captured")
+        write(tmp_path, f'[cron]\nlisten = ":{taken.getsockname()[1]}"\n{jobs}')
+        running.send(signal.SIGHUP)
+        running.wait_for(event="reload-failed")
+        assert get(first, "/live")[0] == 200
+        assert metrics(first)["snapcore_cron_configuration_ok", ()] == 0
+        write(tmp_path, f'[cron]\nlisten = ":{second}"\n{jobs}')
+        running.send(signal.SIGHUP)
+        running.wait_for(event="reloaded")
+        assert metrics(second)["snapcore_cron_configuration_ok", ()] == 1
+        with pytest.raises(OSError, match="refused"):
+            get(first, "/live")
+        assert len(running.find(event="capturing")) == 1  # an unchanged job keeps its times
+        assert running.end() == 0
+
+
+def test_it_ends_with_the_terminal_that_it_was_started_from(tmp_path: Path, repo: Path, work: Path) -> None:
+    file = write(tmp_path, '[cron]\nhealth-file = "health.json"\n[jobs.one]\nsandbox = "work"\nevery = "1h"\n')
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "snapcore.cli", "cron", "run", str(file)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    said = b""
+    while b" captured " not in said:
+        said += os.read(ours, 4096)
+    os.close(ours)
+    assert process.wait(DEADLINE) == 0
+    assert json.loads((tmp_path / "health.json").read_text())["running"] is False
+
+
+async def test_no_more_captures_than_allowed_run_at_once(tmp_path: Path, repo: Path, work: Path) -> None:
+    address = held(tmp_path, work)
+    jobs = "".join(f'[jobs.job{n}]\nsandbox = "{address}"\nthread = "t{n}"\nevery = "1s"\n' for n in range(3))
+    with scheduler(write(tmp_path, f"[cron]\nparallel = 2\n{jobs}")) as running:
+        running.wait_for(event="capturing", count=2)
+        for number in range(3):
+            running.wait_for(event="skipped", job=f"job{number}")  # the one that waits for its turn, too
+        assert len(running.find(event="capturing")) == 2
+        (tmp_path / "hold").unlink()
+        for number in range(3):
+            running.wait_for(event="captured", job=f"job{number}")
+        assert running.end() == 0
 
 
 async def test_a_job_that_is_taken_out_ends_its_running_capture(tmp_path: Path, repo: Path, work: Path) -> None:

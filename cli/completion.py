@@ -67,6 +67,7 @@ def completion(
     signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
     signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
     kind, items = _answer(words)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     cut = _cut(words[-1]) if shell == "bash" else 0
     sys.stdout.write(f"{kind}\n")
     for word, about in items:

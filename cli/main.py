@@ -9,6 +9,7 @@ import sys
 __all__ = ["run"]
 
 _BROKEN_PIPE = 128 + signal.SIGPIPE
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 def run() -> None:
@@ -16,6 +17,8 @@ def run() -> None:
     # Loading modules makes much that stays and nothing that goes: the collector would look through it again and again.
     # A command turns it on again once its modules are loaded.
     gc.disable()
+    # While modules are loaded nothing is held that would have to be given up: an interruption ends it at once, and quietly.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_missing_streams()
     from .app import app
 
@@ -30,9 +33,14 @@ def run() -> None:
         _leave(_BROKEN_PIPE if isinstance(done.__context__, BrokenPipeError) else done.code)
     except BrokenPipeError:
         _leave(_BROKEN_PIPE)
+    except KeyboardInterrupt:
+        _leave(_INTERRUPTED)
     except OSError as error:
         # From printing a help page or a usage error; a command reports its own.
         _tell(error)
+        _leave(1)
+    except Exception as error:  # noqa: BLE001  # whatever nobody foresaw is told here, and nowhere else
+        _tell_unforeseen(error)
         _leave(1)
 
 
@@ -52,6 +60,17 @@ def _tell(error: OSError) -> None:
 
     with contextlib.suppress(OSError):  # stderr may be what failed
         sys.stderr.write(system_error_line(error))
+
+
+def _tell_unforeseen(error: Exception) -> None:
+    from .output import print_unforeseen
+
+    with contextlib.suppress(OSError):
+        if "--debug" in sys.argv:
+            import traceback
+
+            traceback.print_exception(error)
+        print_unforeseen(error, as_json="--json" in sys.argv)
 
 
 def _leave(code: str | int | None) -> None:

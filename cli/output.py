@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "checkpoint_fields",
+    "columns",
     "count",
     "entry_fields",
     "error_fields",
@@ -29,6 +30,7 @@ __all__ = [
     "print_line",
     "print_system_error",
     "print_table",
+    "print_unforeseen",
     "short_ids",
     "size",
     "system_error_line",
@@ -38,6 +40,7 @@ __all__ = [
 SHORT_ID: Final = 8
 _MADE: Final = re.compile(r"[0-9a-f]{32}")  # an id that snapcore made
 SYSTEM: Final = "SYSTEM"  # the code of errors that are none of the engine's
+INTERNAL: Final = "INTERNAL"  # the code of mistakes of snapcore itself
 SYSTEM_HINT: Final = "The operating system refused it: see to what it names (space, permissions, limits), then try again."
 
 
@@ -63,14 +66,23 @@ async def print_json_array(values: AsyncIterator[object]) -> None:
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
     """Columns on stdout under a head; those in `right` are aligned to the right."""
     table = [[printable(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    widths = [max(columns(row[number]) for row in table) for number in range(len(head))]
     to_right = frozenset(right)
     for row in table:
-        cells = [
-            cell.rjust(width) if column in to_right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+        line = "  ".join(
+            f"{' ' * (width - columns(cell))}{cell}" if number in to_right else f"{cell}{' ' * (width - columns(cell))}"
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        sys.stdout.write(line.rstrip() + "\n")
+
+
+def columns(text: str) -> int:
+    """How many columns of a terminal a text takes: none for what combines with what is before it, two for wide letters."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    return sum(0 if unicodedata.combining(ch) else 2 if unicodedata.east_asian_width(ch) in "WF" else 1 for ch in text)
 
 
 def print_error(error: SnapcoreError, *, as_json: bool) -> None:
@@ -78,9 +90,15 @@ def print_error(error: SnapcoreError, *, as_json: bool) -> None:
     if as_json:
         sys.stderr.write(json.dumps(error_fields(error)) + "\n")
         return
-    sys.stderr.write(f"snapcore: {printable(error.message)} [{error.code}]\n")
+    sys.stderr.write(f"snapcore: {printable(error.message)} [{error.code}]\n  {printable(_hint(error))}\n")
+
+
+def _hint(error: SnapcoreError) -> str:
     if error.hint:
-        sys.stderr.write(f"  {printable(error.hint)}\n")
+        return error.hint
+    from .hints import HINTS
+
+    return HINTS[error.code]
 
 
 def print_system_error(error: OSError, *, as_json: bool) -> None:
@@ -89,6 +107,22 @@ def print_system_error(error: OSError, *, as_json: bool) -> None:
         sys.stderr.write(f"{system_error_line(error)}  {SYSTEM_HINT}\n")
         return
     fields = {"message_type": "error", "code": SYSTEM, "message": str(error), "hint": SYSTEM_HINT, "retryable": False}
+    sys.stderr.write(json.dumps(fields) + "\n")
+
+
+def print_unforeseen(error: Exception, *, as_json: bool) -> None:
+    """An error that nobody foresaw, on stderr: of what kind it is, and where it arose. Its message may hold a secret."""
+    import traceback
+
+    from .hints import UNFORESEEN
+
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    message = f"An unforeseen {type(error).__name__}{where}."
+    if not as_json:
+        sys.stderr.write(f"snapcore: {printable(message)} [{INTERNAL}]\n  {UNFORESEEN}\n")
+        return
+    fields = {"message_type": "error", "code": INTERNAL, "message": message, "hint": UNFORESEEN, "retryable": False}
     sys.stderr.write(json.dumps(fields) + "\n")
 
 
@@ -103,7 +137,7 @@ def error_fields(error: SnapcoreError) -> dict[str, Any]:
         "message_type": "error",
         "code": str(error.code),
         "message": error.message,
-        "hint": error.hint,
+        "hint": _hint(error),
         "retryable": error.retryable,
     }
     if isinstance(error, SnapshotError):

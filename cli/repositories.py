@@ -6,7 +6,7 @@ import typer
 
 from .output import count, print_json, print_line, size
 from .progress import progress
-from .runtime import Exit, Invocation, UsageError, address_errors, command
+from .runtime import Exit, Invocation, UsageError, address_errors, command, usage_errors
 
 __all__ = ["init", "verify"]
 
@@ -59,7 +59,7 @@ async def verify(
     if read_data and read_data_subset is not None:
         raise UsageError("--read-data and --read-data-subset exclude each other.")
     async with invocation.repository() as repo:
-        with progress(invocation, "verify") as on_progress:
+        with usage_errors(), progress(invocation, "verify") as on_progress:
             report = await repo.verify(read_data=read_data, read_data_subset=read_data_subset, on_progress=on_progress)
     if invocation.json:
         print_json(

@@ -127,7 +127,7 @@ def test_no_name_steers_the_terminal(run: Run, tree: Path, tmp_path: Path, monke
     (folder / f"{EVIL} new").write_text(f"{EVIL}\n")
     os.mkfifo(tree / f"{EVIL} pipe")
     assert run("capture", str(tree), "--thread", "t", "--id", "two", "--on-unsupported", "skip", "-v", code=3)
-    for words in (
+    shown: tuple[tuple[str, ...], ...] = (
         ("list", "-t", "t"),
         ("show", "two"),
         ("ls", "two"),
@@ -136,10 +136,11 @@ def test_no_name_steers_the_terminal(run: Run, tree: Path, tmp_path: Path, monke
         ("restore", str(tmp_path / "elsewhere"), "-t", "t", "--dry-run"),
         ("ls", f"two:{EVIL}"),
         ("completion", "zsh", "--", "ls", "two:"),
-    ):
+    )
+    for words in shown:
         outcome = run(*words)
         assert not CONTROL.search(outcome.text.replace("\t", "") + outcome.stderr), words
-    for words, code in (
+    refused: tuple[tuple[tuple[str, ...], int], ...] = (
         (("capture", str(tree), "-t", "t"), 1),
         (("cat", f"two:{EVIL}x"), 1),
         (("show", EVIL), 2),
@@ -150,7 +151,8 @@ def test_no_name_steers_the_terminal(run: Run, tree: Path, tmp_path: Path, monke
         (("capture", str(tree), "-t", "t", "--on-torn", EVIL), 2),
         (("import", EVIL, "-t", "t"), 1),
         (("gc", "--grace", EVIL), 2),
-    ):
+    )
+    for words, code in refused:
         outcome = run(*words, code=code)
         assert not CONTROL.search(outcome.text + outcome.stderr), words
 

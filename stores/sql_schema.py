@@ -229,5 +229,5 @@ job_runs = Table(
     Column("started_at", BigInteger, nullable=False),  # by the clock of the machine that ran it
     Column("outcome", _text, nullable=False),
     Column("record", LargeBinary, nullable=False),
-    Index("job_runs_in_order", "job", "thread_id", "started_at", "id"),
+    Index("job_runs_in_order", "job", "thread_id", "started_at", "id", "outcome"),
 )

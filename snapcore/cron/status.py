@@ -113,7 +113,7 @@ def _single(
     found = []
     for thread, line in threads.items():
         # a run that failed before it came to a thread says something until one came to it
-        superseded = thread == "" and name != GC and line.last.started_at < newest
+        superseded = thread == "" and line.last.started_at < newest
         elsewhere = expected is not None and thread not in ("", expected.thread_id)
         if superseded or elsewhere:
             found.append(JobStatus(name, thread, State.PAST, line.last, line.good))

@@ -23,4 +23,4 @@ def upgrade() -> None:
         sa.Column("record", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
-    op.create_index("job_runs_in_order", "job_runs", ["job", "thread_id", "started_at", "id"], unique=False)
+    op.create_index("job_runs_in_order", "job_runs", ["job", "thread_id", "started_at", "id", "outcome"], unique=False)

@@ -4,13 +4,14 @@ The same keys stand in `[tool.snapcore]` of a `pyproject.toml`. Names have hyphe
 slip of the pen never drops an exclusion or a secret.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from .selection import FilePolicy
 
 __all__ = [
+    "TABLES",
     "CronSettings",
     "GcSettings",
     "JobSettings",
@@ -148,3 +149,15 @@ class Settings(_Table, frozen=True, kw_only=True):
     secrets: dict[str, SecretSource] = {}
     cron: CronSettings = CronSettings()
     jobs: dict[str, JobSettings] = {}
+
+
+TABLES: Final[tuple[type[msgspec.Struct], ...]] = (
+    Settings,
+    PolicySettings,
+    SecretSource,
+    CronSettings,
+    GcSettings,
+    JobSettings,
+    KeepSettings,
+)
+"""Every table of the file."""

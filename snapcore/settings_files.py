@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from .errors import Code, SnapshotError, printable
 from .registry import split_scheme
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_FILE_BYTES", "Loaded", "check_sandbox_address", "find_settings", "load_settings"]
 
 MAX_FILE_BYTES: Final = 1 << 20
+SIMILAR: Final = 0.7  # of difflib's measure, from 0 to 1
 _HELP: Final = "docs/configuration.md lists the keys and what they take."
 _USE_ANOTHER: Final = "Name another with --config, or leave all of them aside with --no-config."
 _TOML_HELP: Final = "See https://toml.io for how such files are written: texts stand in quotes, keys come once."
@@ -223,12 +224,34 @@ def _told(reason: str, where: str) -> str:
     """What is wrong at the key `where`, without the value."""
     shown = printable(where)
     if reason.startswith("Object contains unknown field"):
-        name = printable(reason.partition("`")[2].rstrip("`"))
-        return f"there is no key {f'{shown}.{name}' if shown else name}."
+        name = reason.partition("`")[2].rstrip("`")
+        return f"there is no key {printable(f'{where}.{name}' if where else name)}.{_meant(name)}"
     if reason.startswith("Invalid enum value"):
-        return f"{shown} is none of the words that it takes."
+        return f"{shown} takes one of {', '.join(_keys()[where.rpartition('.')[2]])}."
     reason = reason.replace("`", "").replace(" | null", "")
     return f"{shown or 'the file'}: {reason[:1].lower()}{reason[1:]}."
+
+
+def _meant(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, _keys(), n=1, cutoff=SIMILAR)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def _keys() -> dict[str, list[str]]:
+    """Every key that there is, with the words that it takes where it takes only some."""
+    import msgspec
+
+    from .settings import TABLES
+
+    return {
+        field.encode_name: [
+            word for kind in (field.type, *get_args(field.type)) if get_origin(kind) is Literal for word in get_args(kind)
+        ]
+        for table in TABLES
+        for field in msgspec.structs.fields(table)
+    }
 
 
 def _invalid(message: str, hint: str) -> SnapshotError:

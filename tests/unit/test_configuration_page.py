@@ -9,6 +9,7 @@ import pytest
 
 from snapcore.cli.effective import DEFAULTS, VARIABLES
 from snapcore.settings import (
+    TABLES,
     CronSettings,
     GcSettings,
     JobSettings,
@@ -19,7 +20,7 @@ from snapcore.settings import (
 )
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
-TABLES: dict[str, Any] = {
+SECTIONS: dict[str, Any] = {
     "Top of the file": Settings,
     "`[policy]`": PolicySettings,
     "`[secrets]`": SecretSource,
@@ -46,9 +47,9 @@ def default(field: Any) -> str:
     return f"`{msgspec.json.encode(field.default).decode()}`"
 
 
-@pytest.mark.parametrize("heading", TABLES)
+@pytest.mark.parametrize("heading", SECTIONS)
 def test_every_key_is_named_with_its_default(heading: str) -> None:
-    fields = msgspec.structs.fields(TABLES[heading])
+    fields = msgspec.structs.fields(SECTIONS[heading])
     assert rows(heading) == {field.encode_name: default(field) for field in fields}
 
 
@@ -59,3 +60,7 @@ def test_every_variable_and_common_default_is_named() -> None:
         assert f"`--{key}`" in row
         if DEFAULTS.get(key):
             assert f"`{DEFAULTS[key]}`" in row
+
+
+def test_no_table_is_left_out() -> None:
+    assert set(SECTIONS.values()) == set(TABLES)

@@ -324,6 +324,19 @@ def test_what_is_not_understood_is_refused_by_file_and_key_and_without_its_value
 
 
 @pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("thred = 'x'", "Did you mean thread?"),
+        ("[policy]\nmax_files = 1", "Did you mean max-files?"),
+        ("progress = 'loud'", "progress takes one of auto, plain, none."),
+        ("[jobs.j.policy]\non-torn = 'skip'", "jobs.j.policy.on-torn takes one of error, keep."),
+    ],
+)
+def test_a_slip_of_the_pen_is_told_what_was_meant(deep: Path, text: str, told: str) -> None:
+    assert told in refusal(write(deep / "snapcore.toml", text)).message
+
+
+@pytest.mark.parametrize(
     ("text", "where"),
     [
         (f"[secrets]\nTOKEN = {CANARY}", "at line 2"),

@@ -40,7 +40,7 @@ def state(root: Path) -> dict[str, tuple[int, int, int]]:
 class Watched(DirectWorkspace):
     """Says which files were read, and may do something in the middle of reading."""
 
-    def __init__(self, root: Path, during: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, root: Path, during: Callable[[int], object] = lambda _: None) -> None:
         super().__init__(root)
         self.read_files: list[bytes] = []
         self.reads = 0
@@ -324,7 +324,7 @@ async def test_a_file_that_changes_while_it_is_read_is_read_again(repo: Reposito
     work = make({"a": "one"})
     checkpoint = await repo.capture(work, thread_id="t")
     os.utime(work / "a", ns=(7, 7))
-    steady = Watched(work, lambda n: (work / "a").write_text("two") and None if n == 1 else None)
+    steady = Watched(work, lambda n: (work / "a").write_text("two") if n == 1 else None)
     found = await repo.compare(checkpoint, steady)
     assert [d.what for d in found.changed] == [("content", "time")]
     assert (found.skipped, steady.reads) == ((), 2)
@@ -338,7 +338,7 @@ async def test_a_file_that_grows_while_it_is_read_differs(repo: Repository, make
     work = make({"a": "one"})
     checkpoint = await repo.capture(work, thread_id="t")
     os.utime(work / "a", ns=(7, 7))
-    found = await repo.compare(checkpoint, Watched(work, lambda _: (work / "a").write_text("one and more") and None))
+    found = await repo.compare(checkpoint, Watched(work, lambda _: (work / "a").write_text("one and more")))
     assert [(d.what, d.after and d.after.size) for d in found.changed] == [(("content", "time"), 12)]
     assert found.skipped == ()
 

@@ -11,6 +11,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from .version import version_line
+
 __all__ = ["ALIASES", "COMMANDS", "app"]
 
 # Name -> module of this package that holds it as a function of the same name (`list_` and `import_` with an underscore). Such a
@@ -214,9 +216,7 @@ def _group(name: str) -> Any:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"snapcore {version('snapcore')}")
+        typer.echo(version_line())
         raise typer.Exit
 
 

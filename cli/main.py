@@ -20,6 +20,8 @@ def run() -> None:
     # While modules are loaded nothing is held that would have to be given up: an interruption ends it at once, and quietly.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_missing_streams()
+    if sys.argv[1:] == ["--version"]:  # without Typer, whose modules would take most of the time
+        _print_version()
     from .app import app
 
     for stream in (sys.stdout, sys.stderr):
@@ -42,6 +44,14 @@ def run() -> None:
     except Exception as error:  # noqa: BLE001  # whatever nobody foresaw is told here, and nowhere else
         _tell_unforeseen(error)
         _leave(1)
+
+
+def _print_version() -> None:
+    from .version import version_line
+
+    with contextlib.suppress(OSError):  # told, or not, when what was written is flushed
+        sys.stdout.write(f"{version_line()}\n")
+    _leave(0)
 
 
 def _open_missing_streams() -> None:

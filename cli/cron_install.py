@@ -53,7 +53,12 @@ async def cron_install(
     ] = None,
     every_job: Annotated[bool, typer.Option("--all", help="All jobs of the file, and gc where it has a time.")] = False,
     daemon: Annotated[bool, typer.Option("--daemon", help="One service that runs the scheduler, for all jobs.")] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Take away what was installed for the file.")] = False,
+    remove: Annotated[
+        bool,
+        typer.Option(
+            "--remove", help="Take away what was installed for the file, by systemd or by cron as the other options say."
+        ),
+    ] = False,
     systemd: Annotated[bool, typer.Option("--systemd", help="Timers of systemd; the default where it runs.")] = False,
     crontab: Annotated[bool, typer.Option("--crontab", help="Lines in your crontab; the default elsewhere.")] = False,
     user: Annotated[bool, typer.Option("--user", help="Your own units; the default unless you are root.")] = False,
@@ -169,6 +174,8 @@ def _notes(invocation: Invocation, plan: "Plan", wanted: _Wanted) -> list[str]:
         notes.append(f"The jobs need {', '.join(variables)}, which they will not have: see --environment-file.")
     if variables and wanted.environment_file is not None:
         notes.append(f"{wanted.environment_file} has to set {', '.join(variables)}.")
+    if wanted.environment_file is not None and os.stat(wanted.environment_file).st_mode & 0o077:
+        notes.append(f"Others can read {wanted.environment_file}: chmod 600 keeps it yours.")
     if not wanted.systemd and any(entry.jitter for entry in entries(plan)):
         notes.append("cron has no jitter: the jobs start at their times.")
     if wanted.systemd and not wanted.system:

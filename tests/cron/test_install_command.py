@@ -276,13 +276,17 @@ def test_secrets_are_pointed_out_and_never_written(world: Path, run: Command, mo
     monkeypatch.setenv("API_TOKEN", "hunter2-hunter2")
     (world / "home/jobs.toml").write_text(f'database = "postgresql://u:hunter2-hunter2@h/d"\nsecrets.A.env = "API_TOKEN"\n{JOBS}')
     (world / "home/my.env").write_text("API_TOKEN=hunter2-hunter2\n")
+    (world / "home/my.env").chmod(0o600)
     shown = run("cron", "install", "jobs.toml", "--all", "--systemd", "--user", "--yes")
     assert "The jobs need API_TOKEN, which they will not have: see --environment-file." in shown.text
     with_file = run("cron", "install", "jobs.toml", "--all", "--systemd", "--user", "--yes", "--environment-file", "my.env")
     assert f"EnvironmentFile={world}/home/my.env\n" in units(world)["often.service"]
     assert "my.env has to set API_TOKEN." in with_file.text
+    assert "chmod 600" not in with_file.text
+    (world / "home/my.env").chmod(0o640)
     crontab = run("cron", "install", "jobs.toml", "--all", "--crontab", "--yes", "--environment-file", "my.env")
     assert f"set -a; . {world}/home/my.env; PATH=" in (world / "spool").read_text()
+    assert f"Others can read {world}/home/my.env: chmod 600 keeps it yours." in crontab.text
     for text in (shown.text, with_file.text, crontab.text, *units(world).values(), (world / "spool").read_text()):
         assert "hunter2" not in text
     run("cron", "install", "jobs.toml", "--all", "--crontab", "--environment-file", "none.env", code=2)

@@ -4,6 +4,7 @@ What pages link to outside of docs/ is led to where the site has it: the changel
 copies to read.
 """
 
+import html
 import posixpath
 import re
 from pathlib import Path
@@ -22,6 +23,7 @@ _LINK: Final = re.compile(r"(\]\(|^\[[^\]\n]+\]: )(\.\./[^\s)#]+)", re.MULTILINE
 _MARK: Final = re.compile(r"\[\[([A-Z]\d+)\]\]")  # a reference in brackets, which the site would take for two
 
 _COMMANDS: Final = re.compile(r"^( *```)console$", re.MULTILINE)  # without prompts they are coloured as a script is
+_BARS: Final = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")  # in a table's code, where the site would show the backslash
 
 
 def _outside(page: str, target: str) -> str | None:
@@ -33,6 +35,12 @@ def _outside(page: str, target: str) -> str | None:
 def _place(path: str) -> str:
     """Where the site has a file of the project."""
     return PAGES.get(path, f"source/{path}.txt")
+
+
+def _with_bars(found: re.Match[str]) -> str:
+    """Code in a table with its bars."""
+    code = html.escape(found[1].replace("\\|", "|")).replace("|", "&#124;")
+    return f"<code>{code}</code>"
 
 
 def on_files(files: Files, config: "MkDocsConfig") -> Files:
@@ -56,4 +64,6 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
             return found[0]
         return found[1] + posixpath.relpath(_place(path), posixpath.dirname(page.file.src_uri) or ".")
 
-    return _COMMANDS.sub(r"\1sh", _MARK.sub(r"[\\[\1\\]][\1]", _LINK.sub(led, markdown)))
+    for what, by in ((_LINK, led), (_MARK, r"[\\[\1\\]][\1]"), (_COMMANDS, r"\1sh"), (_BARS, _with_bars)):
+        markdown = what.sub(by, markdown)
+    return markdown

@@ -84,8 +84,8 @@ async def main():
     async with snapcore.open_repository("repo") as repo:
         async with await repo.session(LocalProvider(), thread_id="thread-1") as session:
             for number in range(1, 8):
-                await session.exec(f"echo {number}; echo {number} > {number}")
-                await session.checkpoint()
+                await session.exec(f"mkdir -p src; echo 'print({number})' | tee -a src/main.py")
+                await session.checkpoint("after-install" if number == 1 else None)
             await session.destroy()
 
 asyncio.run(main())

@@ -183,7 +183,7 @@ def test_what_comes_from_elsewhere_cannot_steer_the_terminal(run: Command, repo:
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, run: Command, repo: Path, width: int) -> None:
     long = "a-very-long-name-of-a-job-that-somebody-gave"
-    record(repo, ago(5, long, f"thread-{long}", **(FAILED | {"outcome": Outcome.INTERRUPTED})), ago(86_400 * 3, "b", "t"))
+    record(repo, ago(5, long, f"thread-{long}", **dict(FAILED, outcome=Outcome.INTERRUPTED)), ago(86_400 * 3, "b", "t"))
     monkeypatch.setenv("COLUMNS", str(width))
     on_terminal = command(monkeypatch, repo, terminal=True)
     for args in (("status",), ("status", "--runs", "9")):

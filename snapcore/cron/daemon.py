@@ -275,7 +275,7 @@ class Daemon:
         self._present[job.name] = present
         self._board.retain(job.name, refused_threads | set(present))
         if not targets and not refused:
-            self._events.tell("nothing-selected", "The selector matches nothing.", level=logging.WARNING, job=job.name)
+            self._events.tell("nothing-selected", "The selector matches nothing.", job=job.name)
         return targets
 
     async def _vanished(self, target: Target) -> None:

@@ -1,7 +1,6 @@
 """One run of a job in one sandbox, and one gc: what is done, and what is recorded of it."""
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -303,7 +302,7 @@ async def run_once(plan: Plan, runner: Runner, events: Events, *, gc: bool = Fal
             runs.append((await runner.fail(job.name, error)).run)
             continue
         if not found and not refused:
-            events.tell("nothing-selected", "The selector matches nothing.", level=logging.WARNING, job=job.name)
+            events.tell("nothing-selected", "The selector matches nothing.", job=job.name)
         runs += [(await runner.refuse(job, each)).run for each in refused]
         targets += found
     slots = asyncio.Semaphore(plan.parallel)

@@ -30,7 +30,7 @@ def trigger(schedule: Schedule, last: datetime) -> Any:
     from apscheduler.triggers.base import BaseTrigger
 
     class Trigger(BaseTrigger):  # type: ignore[misc]  # the package has no types
-        def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
+        def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> Any:
             before = previous_fire_time or last
             if isinstance(schedule, Every):
                 period = timedelta(seconds=schedule.seconds)

@@ -52,3 +52,10 @@ def test_what_is_on_a_page_is_there(name: str) -> None:
 
 def test_no_name_is_shown_twice() -> None:
     assert sorted(SHOWN) == sorted(set(SHOWN))
+
+
+def test_no_page_of_the_site_loads_anything_from_elsewhere() -> None:
+    """As far as settings say: the fonts are the reader's own, and no plugin or script is one that fetches."""
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert "font: false" in settings
+    assert not re.search(r"https?://|^\s+- (?:offline|privacy|social)\b", settings, re.MULTILINE)

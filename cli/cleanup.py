@@ -9,7 +9,7 @@ from snapcore.durations import parse_duration
 from snapcore.errors import Code, SnapshotError
 
 from .options import DryRun, Wait
-from .output import count, print_json, print_line, print_table, size
+from .output import count, print_json, print_line, print_table, short_ids, size
 from .progress import progress
 from .runtime import Exit, Invocation, UsageError, command
 
@@ -31,8 +31,8 @@ EXAMPLES: Final = {
 # Fate -> why, in the order in which it is told.
 MEANINGS: Final = {
     "freed": "nothing needs them, and their grace is over",
-    "condemned": "nothing needs them; a gc after the grace frees them",
-    "repacked": "small, or hardly needed: what is needed moves into another pack, then as condemned",
+    "condemned": "nothing needs them; a gc after the grace frees",
+    "repacked": "what is needed of them moves into another pack",
     "live": "needed",
     "recent": "written or used since this gc looked",
     "writing": "of captures that are running",
@@ -124,7 +124,9 @@ def _forget_fields(report: "ForgetReport") -> dict[str, Any]:
 
 def _tell_forget(invocation: Invocation, report: "ForgetReport") -> None:
     if report.verdicts and (report.dry_run or invocation.verbose):
-        print_table(("THREAD", "ID", "CREATED", "LABEL", "KEPT BY"), [_row(verdict) for verdict in report.verdicts])
+        ids = short_ids([verdict.checkpoint_id for verdict in report.verdicts])
+        rows = [_row(verdict, short) for verdict, short in zip(report.verdicts, ids, strict=True)]
+        print_table(("THREAD", "ID", "CREATED", "LABEL", "KEPT BY"), rows)
     for skipped in report.skipped:
         print_line(f"skipped thread {skipped.thread_id}: {skipped.reason}")
     verb = "would forget" if report.dry_run else "forgot"
@@ -135,9 +137,9 @@ def _tell_forget(invocation: Invocation, report: "ForgetReport") -> None:
         print_line("'snapcore gc' frees what only they needed")
 
 
-def _row(verdict: "Verdict") -> tuple[str, ...]:
+def _row(verdict: "Verdict", short: str) -> tuple[str, ...]:
     why = ", ".join(verdict.kept_by) or "(forgotten)"
-    return verdict.thread_id, verdict.checkpoint_id, _time(verdict.created_at)[:19] + "Z", verdict.label or "", why
+    return verdict.thread_id, short, _time(verdict.created_at)[:19] + "Z", verdict.label or "", why
 
 
 def _time(microseconds: int) -> str:
@@ -219,7 +221,7 @@ def _tell_gc(invocation: Invocation, report: "GcReport") -> None:
     brief = () if report.dry_run or invocation.verbose else ("freed", "condemned", "repacked")
     for fate, packs, total in _totals(report):
         if packs and (not brief or fate in brief):
-            print_line(f"{fate:<10} {count(packs, 'pack'):>12}  {size(total):>9}  {MEANINGS[fate]}")
+            print_line(f"{fate:<9} {count(packs, 'pack'):>10}  {size(total):>8}  {MEANINGS[fate]}")
     _, packs, total = _totals(report)[0]
     verb = "would free" if report.dry_run else "freed"
     moved = f"; {size(report.bytes_moved)} written into new packs" if report.bytes_moved else ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from snapcore.errors import printable
 
-from .output import count, entry_fields, path_text, print_line, size
+from .output import columns, count, entry_fields, padded, path_text, print_line, size
 
 if TYPE_CHECKING:
     from snapcore.browse import Diff, DiffEntry, NotCompared
@@ -84,12 +84,12 @@ async def print_stat(patches: "AsyncIterator[FilePatch]", *, several: bool) -> N
 
 
 def _print_table(rows: Sequence[tuple[str, str, str, str]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    widths = [max(columns(row[number]) for row in rows) for number in range(4)]
     if sys.stdout.isatty():
         room = shutil.get_terminal_size().columns - sum(widths[1:]) - 6
         widths[0] = min(widths[0], max(room, LEAST_NAME))
     for name, before, after, last in rows:
-        cells = (_shortened(name, widths[0]).ljust(widths[0]), before.rjust(widths[1]), after.rjust(widths[2]), last)
+        cells = (padded(_shortened(name, widths[0]), widths[0]), before.rjust(widths[1]), after.rjust(widths[2]), last)
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
 
 

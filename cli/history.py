@@ -102,13 +102,15 @@ async def show(invocation: Invocation, *, checkpoint: At, thread: OptionalThread
     if invocation.json:
         print_json({"message_type": "show", **_details(found)})
     elif invocation.tells:
-        for name, value in _details(found).items():
+        details = _details(found)
+        width = 1 + max(len(name) for name, value in details.items() if value is not None)
+        for name, value in details.items():
             if isinstance(value, list):
-                print_line(f"{name + ':':14} {len(value)}")
+                print_line(f"{name + ':':{width}} {len(value)}")
                 for each in value:
                     print_line(f"  {_one_line(each)}")
             elif value is not None:
-                print_line(f"{name + ':':14} {value}")
+                print_line(f"{name + ':':{width}} {value}")
     return Exit.DONE
 
 

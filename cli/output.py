@@ -21,6 +21,7 @@ __all__ = [
     "error_fields",
     "mode_text",
     "moment",
+    "padded",
     "path_fields",
     "path_list",
     "path_text",
@@ -70,10 +71,15 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Itera
     to_right = frozenset(right)
     for row in table:
         line = "  ".join(
-            f"{' ' * (width - columns(cell))}{cell}" if number in to_right else f"{cell}{' ' * (width - columns(cell))}"
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+            padded(cell, width, right=number in to_right) for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         sys.stdout.write(line.rstrip() + "\n")
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """A text with spaces after it, or before it, so that it takes this many columns."""
+    spaces = " " * (width - columns(text))
+    return f"{spaces}{text}" if right else f"{text}{spaces}"
 
 
 def columns(text: str) -> int:

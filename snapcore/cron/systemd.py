@@ -128,7 +128,8 @@ def _command(words: Sequence[str]) -> str:
 
 
 def _surroundings(system: bool, environment_file: str | None) -> list[str]:
-    lines = [f"TimeoutStopSec={STOP_SECONDS}", "Nice=10", "IOSchedulingPriority=7", "UMask=0077"]
+    # mixed: snapcore alone is told to stop, so that it sees to the commands that it has started
+    lines = ["KillMode=mixed", f"TimeoutStopSec={STOP_SECONDS}", "Nice=10", "IOSchedulingPriority=7", "UMask=0077"]
     if environment_file is not None:
         check_text([environment_file], WHAT)
         lines.append(f"EnvironmentFile={_plain(environment_file)}")

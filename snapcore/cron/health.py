@@ -97,8 +97,10 @@ class Health:
 def write_atomically(path: str, document: dict[str, Any]) -> None:
     """Put a JSON file in the place of another: who reads it sees the one or the other. Raises `OSError`."""
     fresh = f"{path}.{os.getpid()}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(fresh)  # of a process that had this number; or a link that somebody laid there
     try:
-        with open(fresh, "w", encoding="ascii") as file:
+        with open(fresh, "x", encoding="ascii") as file:
             json.dump(document, file, indent=1)
             file.write("\n")
         os.replace(fresh, path)

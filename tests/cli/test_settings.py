@@ -39,8 +39,8 @@ def paths(run: Run, *args: str) -> set[str]:
     return {entry["path"] for entry in run("ls", "latest", *args, "--json").json}
 
 
-def stored(repo: Path, *names: str) -> bytes:
-    """All that is in the repository's files, and what the named threads hold when it is written out."""
+def stored(repo: Path) -> bytes:
+    """All that is in the repository's files."""
     return b"".join(path.read_bytes() for path in sorted(repo.rglob("*")) if path.is_file())
 
 
@@ -291,6 +291,5 @@ def test_a_terminal_is_told_which_found_file_leads_to_the_repository(project: Pa
     path = project / "snapcore.toml"
     assert str(path) in on_a_terminal("list")
     assert on_a_terminal("list", "--config", str(path)) == ""
-    assert on_a_terminal("list", "--repo", "../repo") == ""
     assert on_a_terminal("list", "--json") == ""
     assert run("list").stderr == ""

@@ -1,7 +1,6 @@
 """How `snapcore diff` shows differences: names, a table, patches, JSON."""
 
 import base64
-import os
 import re
 import shutil
 import sys
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from snapcore.errors import printable
 
-from .output import columns, count, entry_fields, padded, path_text, print_line, size
+from .output import columns, count, entry_fields, padded, path_text, print_line, size, takes_colours
 
 if TYPE_CHECKING:
     from snapcore.browse import Diff, DiffEntry, NotCompared
@@ -125,7 +124,7 @@ def print_patch(data: bytes) -> None:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         return
-    coloured = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    coloured = takes_colours()
     in_hunk = False
     for raw in data.split(b"\n")[:-1]:
         in_hunk = raw.startswith(b"@@") or (in_hunk and not raw.startswith(b"diff "))

@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+import os
 import re
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -35,6 +36,7 @@ __all__ = [
     "short_ids",
     "size",
     "system_error_line",
+    "takes_colours",
     "time_text",
 ]
 
@@ -74,6 +76,11 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Itera
             padded(cell, width, right=number in to_right) for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         sys.stdout.write(line.rstrip() + "\n")
+
+
+def takes_colours() -> bool:
+    """Whether terminals may be sent colours: see https://no-color.org and https://bixense.com/clicolors."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("CLICOLOR") != "0" and os.environ.get("TERM") != "dumb"
 
 
 def padded(text: str, width: int, *, right: bool = False) -> str:

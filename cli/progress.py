@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Final, cast
 
 from snapcore.errors import printable
 
-from .output import count, size
+from .output import count, size, takes_colours
 from .runtime import Invocation
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _live(course: Course) -> "Live":
     from rich.console import Console
     from rich.live import Live
 
-    colours = not os.environ.get("NO_COLOR") and os.environ.get("CLICOLOR") != "0"
+    colours = takes_colours()
     console = Console(file=cast("IO[str]", _Terminal()), no_color=not colours, highlight=False, markup=False, emoji=False)
     bar = ("━", "━") if colours else ("━", "─")
     if not (sys.stderr.encoding or "").lower().startswith("utf"):

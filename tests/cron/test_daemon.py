@@ -189,6 +189,24 @@ async def test_a_sandbox_that_vanishes_is_reported_and_stops_nothing(tmp_path: P
     await sound(repo, {"single": work, "b": agents / "b"}, tmp_path / "scratch")
 
 
+async def test_a_disk_that_is_not_mounted_is_one_failure_and_no_sandbox_is_taken_for_gone(tmp_path: Path, repo: Path) -> None:
+    text = '[cron]\nhealth-file = "health.json"\n[jobs.all]\nselect = "folders:disk/*"\nthread = "{name}"\nevery = "1s"\n'
+    with scheduler(write(tmp_path, text)) as running:
+        missing = running.wait_for(event="failed", job="all")
+        assert (missing["code"], missing.get("thread")) == ("MISSING_WORKSPACE", None)
+        make_tree(tmp_path / "disk" / "a", files=3)
+        running.wait_for(event="captured", thread="a")
+        os.rename(tmp_path / "disk", tmp_path / "unmounted")
+        running.wait_for_another(event="failed", job="all", thread=None)
+        os.rename(tmp_path / "unmounted", tmp_path / "disk")
+        running.wait_for_another(event="unchanged", thread="a")
+        running.wait_for_another(event="unchanged", thread="a")
+        assert "folder is not there any more" not in json.dumps(running.events)
+        assert json.loads((tmp_path / "health.json").read_text())["status"] == "ok"
+        assert running.end() == 0
+    await sound(repo, {"a": tmp_path / "disk" / "a"}, tmp_path / "scratch")
+
+
 async def test_what_cannot_be_captured_is_reported_each_time_and_not_tried_in_between(
     tmp_path: Path, repo: Path, work: Path
 ) -> None:

@@ -181,6 +181,7 @@ class _Capture:
         self._writer: PackWriter
         self._ingestor: Ingestor
         self._label: str | None = None
+        self._trees: list[TreeFilter] = []  # of this attempt
 
     async def run(self) -> CaptureReport:
         r = self._request
@@ -211,6 +212,8 @@ class _Capture:
                 await self._writer.abandon()
 
     def _progress(self) -> Progress:
+        if not self._ingestor.bytes_read:
+            return Progress("scan", sum(tree.files for tree in self._trees))
         return Progress("capture", self._ingestor.files_read, self._ingestor.bytes_read)
 
     def _validate(self) -> None:
@@ -308,6 +311,7 @@ class _Capture:
 
     async def _capture_roots(self, hold: WriterHold, *, afresh: bool) -> tuple[list[RootState], list[StatUpdate], list[str]]:
         results: list[TreeResult] = []
+        self._trees = []
         async with AsyncExitStack() as holds:
             # all before the first is read, and in the order of every capture: a restore of several roots is seen whole
             for root in sorted(self._request.roots, key=lambda root: root.workspace.root):
@@ -315,6 +319,7 @@ class _Capture:
             for root in self._request.roots:
                 base = await self._base(hold.grant, root, afresh=afresh)
                 tree = TreeFilter(root.policy, root.policy.compile(), self._request.redactor)
+                self._trees.append(tree)
                 results.append(
                     await TreeCapture(
                         workspace=root.workspace,

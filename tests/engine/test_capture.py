@@ -413,6 +413,9 @@ async def test_progress_ends_with_what_was_done(memory_repo: Repository, make: M
     assert (seen[-1].phase, seen[-1].files, seen[-1].bytes) == ("capture", 50, 500)
     assert (report.files_read, report.bytes_read) == (50, 500)
     seen.clear()
+    await memory_repo.capture(work, thread_id="t", on_progress=seen.append)  # nothing has changed: there is but a scan to tell of
+    assert (seen[-1].phase, seen[-1].files, seen[-1].bytes) == ("scan", 50, 0)
+    seen.clear()
     await memory_repo.restore(work.parent / "target", thread_id="t", on_progress=seen.append)
     assert (seen[-1].phase, seen[-1].files, seen[-1].bytes, seen[-1].total_files) == ("restore", 50, 500, 50)
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from .contents import split_place
+from .contents import Place, split_place
 from .diff_output import change_fields, print_names, print_patch, print_skipped, print_stat
-from .options import At, OptionalThread, SecretCommand, SecretEnv, SecretFile
+from .options import OptionalThread, SecretCommand, SecretEnv, SecretFile
 from .output import path_fields, path_list, print_json, print_line
 from .progress import progress
 from .runtime import Exit, Invocation, UsageError, command, places, resolve
@@ -38,11 +38,11 @@ Patches = Callable[[], "AsyncIterator[FilePatch]"]
 async def diff(
     invocation: Invocation,
     *,
-    before: At,
+    before: Place,
     after: Annotated[
         str | None,
         typer.Argument(
-            metavar="[CHECKPOINT|SANDBOX]",
+            metavar="CHECKPOINT|SANDBOX",
             help="What to compare it with: another checkpoint, or a sandbox's address, such as a folder written with a slash.",
         ),
     ] = None,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import blocking
     from .autocheckpoint import AutoCheckpoint, CheckpointEvery
-    from .browse import Diff, DiffEntry
+    from .browse import Diff, DiffEntry, NotCompared
     from .capturing import CaptureReport
     from .collecting import Fate, GcReport, PackFate
     from .direct_calls import capture, restore
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .forking import ForkReport, RunAgain, Uncovered
     from .ledger import Event, EventKind
     from .model import Checkpoint, Entry, FileStat, Kind, Progress, Redaction, RootState, Skipped, ThreadInfo, Totals
+    from .patches import FilePatch
     from .rebuilding import plan_repair, repair_repository
     from .redaction_hooks import RedactionHook, RedactionPattern
     from .registry import connect
@@ -57,7 +58,7 @@ _WHERE = {
         "AutoCheckpoint",
         "CheckpointEvery",
     ),
-    "browse": ("Diff", "DiffEntry"),
+    "browse": ("Diff", "DiffEntry", "NotCompared"),
     "capturing": ("CaptureReport",),
     "collecting": ("Fate", "GcReport", "PackFate"),
     "direct_calls": ("capture", "restore"),
@@ -93,6 +94,7 @@ _WHERE = {
         "ThreadInfo",
         "Totals",
     ),
+    "patches": ("FilePatch",),
     "rebuilding": ("plan_repair", "repair_repository"),
     "redaction_hooks": ("RedactionHook", "RedactionPattern"),
     "registry": ("connect",),
@@ -133,12 +135,14 @@ __all__ = [
     "ExecOutcome",
     "ExportReport",
     "Fate",
+    "FilePatch",
     "FilePolicy",
     "FileStat",
     "ForgetReport",
     "ForkReport",
     "GcReport",
     "Kind",
+    "NotCompared",
     "PackFate",
     "Problem",
     "Progress",

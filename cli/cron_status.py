@@ -13,7 +13,7 @@ import typer
 
 from snapcore.errors import printable
 
-from .output import print_json, print_line, print_table, size
+from .output import columns, moment, print_json, print_line, print_table, size
 from .runtime import Exit, Invocation, UsageError, command, usage_errors
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _tell_runs(runs: "Sequence[JobRun]", now: datetime.datetime) -> None:
 def _print_fitting(head: Sequence[str], rows: Sequence[Sequence[str]], *, names: Sequence[int], right: Sequence[int]) -> None:
     """A table whose columns `names` are cut as far as needed for a terminal's width. What is read by a program is never cut."""
     shown = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in (head, *shown)) for column in range(len(head))]
+    widths = [max(columns(row[column]) for row in (head, *shown)) for column in range(len(head))]
     surplus = sum(widths) + 2 * (len(head) - 1) - _width() if sys.stdout.isatty() else 0
     while surplus > 0:
         widest = max(names, key=lambda column: widths[column])
@@ -169,11 +169,16 @@ def _print_fitting(head: Sequence[str], rows: Sequence[Sequence[str]], *, names:
             break
         widths[widest] -= 1
         surplus -= 1
-    cut = [
-        [cell if len(cell) <= width else f"{cell[: width - 1]}…" for cell, width in zip(row, widths, strict=True)]
-        for row in shown
-    ]
-    print_table(head, cut, right=right)
+    print_table(head, [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in shown], right=right)
+
+
+def _cut(text: str, width: int) -> str:
+    """As much of a text as fits into that many columns."""
+    if columns(text) <= width:
+        return text
+    while columns(text) >= width:
+        text = text[:-1]
+    return f"{text}…"
 
 
 def _width() -> int:
@@ -214,8 +219,8 @@ def _run_fields(run: "JobRun") -> dict[str, Any]:
         "job": run.job,
         "thread_id": run.thread_id,
         "sandbox": run.sandbox,
-        "started_at": _time(run.started_at),
-        "ended_at": _time(run.ended_at),
+        "started_at": moment(run.started_at, 6),
+        "ended_at": moment(run.ended_at, 6),
         "seconds": _seconds(run),
         "outcome": run.outcome,
         "checkpoint_id": run.checkpoint_id,
@@ -231,10 +236,6 @@ def _run_fields(run: "JobRun") -> dict[str, Any]:
 
 def _seconds(run: "JobRun") -> float:
     return max(0, run.ended_at - run.started_at) / 1_000_000
-
-
-def _time(microseconds: int) -> str:
-    return _iso(datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(microseconds=microseconds))
 
 
 def _iso(moment: datetime.datetime) -> str:

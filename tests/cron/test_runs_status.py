@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 import snapcore
+from snapcore.cli.output import columns
 from snapcore.runs import JobRun, Outcome
 from snapcore.testing.run_suite import new_run
 
@@ -52,7 +53,7 @@ FAILED: Final[dict[str, Any]] = {
 JOBS = '[jobs.nightly]\nsandbox = "w"\nthread = "thread-1"\nevery = "1h"\n[jobs.other]\nsandbox = "v"\nevery = "1d"\n'
 
 
-def columns(line: str) -> list[str]:
+def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
@@ -66,9 +67,9 @@ def test_the_last_run_and_the_last_good_one_are_shown(run: Command, repo: Path) 
     good = ago(7300, outcome=Outcome.CAPTURED, bytes_stored=12_345_678)
     record(repo, good, ago(200, **FAILED), ago(90, "docker", "box", took=75, outcome=Outcome.CAPTURED))
     said = run("cron", "status", code=3).text.splitlines()
-    assert columns(said[0]) == ["STATE", "JOB", "THREAD", "LAST RUN", "GOOD", "TOOK", "STORED"]
-    assert columns(said[1]) == ["ok", "docker", "box", "captured 1min", "1min", "1min", "0 B"]
-    assert columns(said[2]) == ["failed", "nightly", "thread-1", "failed 3min", "2h", "1.2s", "0 B"]
+    assert cells(said[0]) == ["STATE", "JOB", "THREAD", "LAST RUN", "GOOD", "TOOK", "STORED"]
+    assert cells(said[1]) == ["ok", "docker", "box", "captured 1min", "1min", "1min", "0 B"]
+    assert cells(said[2]) == ["failed", "nightly", "thread-1", "failed 3min", "2h", "1.2s", "0 B"]
     assert said[3] == ""
     assert " ".join(line.strip() for line in said[4:]) == f"nightly (thread-1): STORE_UNAVAILABLE: {FAILED['message']}"
     assert max(map(len, said)) <= 80
@@ -90,7 +91,7 @@ def test_with_a_file_what_is_overdue_and_what_never_ran_is_shown(run: Command, r
     record(repo, ago(7300), ago(9, "gone", "x", **FAILED))
     run("cron", "status", code=3)
     said = run("cron", "status", "jobs.toml", code=3).text
-    assert [columns(line)[:4] for line in said.splitlines()[1:4]] == [
+    assert [cells(line)[:4] for line in said.splitlines()[1:4]] == [
         ["past", "gone", "x", "failed 9s"],
         ["overdue", "nightly", "thread-1", "unchanged 2h"],
         ["waiting", "other", "other", "never"],
@@ -129,13 +130,13 @@ def test_the_last_runs_are_listed(run: Command, repo: Path) -> None:
     runs = [ago(seconds, bytes_read=1000, warnings=int(seconds == 30)) for seconds in (10, 20, 30)]
     record(repo, *runs, ago(15, "other", **FAILED))
     said = run("cron", "status", "--runs", "3", code=3).text.splitlines()
-    assert columns(said[0]) == ["AGO", "JOB", "THREAD", "OUTCOME", "TOOK", "READ", "STORED", "ERROR"]
-    assert [columns(line)[1:4] for line in said[1:]] == [
+    assert cells(said[0]) == ["AGO", "JOB", "THREAD", "OUTCOME", "TOOK", "READ", "STORED", "ERROR"]
+    assert [cells(line)[1:4] for line in said[1:]] == [
         ["nightly", "thread-1", "unchanged"],
         ["other", "thread-1", "failed"],
         ["nightly", "thread-1", "unchanged"],
     ]
-    assert columns(said[2])[-1] == "STORE_UNAVAILABLE"
+    assert cells(said[2])[-1] == "STORE_UNAVAILABLE"
     assert max(map(len, said)) <= 80
     assert "1 warn." in run("cron", "status", "--runs", "9", "--job", "nightly").text.splitlines()[3]
     listed = run("cron", "status", "--runs", "2", "--json", "--job", "nightly", "--job", "other", code=3).json["runs"]
@@ -180,15 +181,16 @@ def test_what_comes_from_elsewhere_cannot_steer_the_terminal(run: Command, repo:
     assert "\\x1b[2J\\nx" in run("cron", "status", code=3).text
 
 
+@pytest.mark.parametrize("name", ["name", "名前名前名前"])
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, run: Command, repo: Path, width: int) -> None:
-    long = "a-very-long-name-of-a-job-that-somebody-gave"
+def test_a_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, run: Command, repo: Path, width: int, name: str) -> None:
+    long = f"a-very-long-{name}-of-a-job-that-somebody-gave"
     record(repo, ago(5, long, f"thread-{long}", **dict(FAILED, outcome=Outcome.INTERRUPTED)), ago(86_400 * 3, "b", "t"))
     monkeypatch.setenv("COLUMNS", str(width))
     on_terminal = command(monkeypatch, repo, terminal=True)
     for args in (("status",), ("status", "--runs", "9")):
         lines = on_terminal("cron", *args).text.splitlines()
-        assert max(map(len, lines)) <= width
+        assert max(map(columns, lines)) <= width
         assert "…" in lines[1]
         assert long in run("cron", *args).text, "what a program reads is not cut"
 

@@ -25,6 +25,7 @@ __all__ = ["CheckpointUsage", "ThreadUsage", "Usage", "usage"]
 
 RECORDS_AT_ONCE: Final = 128  # pages of some 8 KiB, index pages of up to 64 KiB
 PLACES_AT_ONCE: Final = 8_192
+WINDOW: Final = 65_536  # records that are put in order together
 ATTEMPTS: Final = 3
 
 
@@ -171,7 +172,7 @@ class _Count:
 
     async def _walk(self) -> None:
         await self._settle(self._indexes, RecordType.INDEX, self._take_indexes)
-        async for some in self._batches(i for i, _ in self._pages.items()):
+        async for some in self._batches(self._pages.items()):
             await self._engine.run(self._take_pages, await self._fetch(some, RecordType.PAGE))
             if self._sharing.heavy:
                 await self._engine.run(self._compact)
@@ -184,7 +185,7 @@ class _Count:
             # looked at again only if it changes after this: what is given to a record in this turn comes too late for it
             for i, number in pending:
                 walked.add([i], number, lambda _, new: new)
-            async for some in self._batches(i for i, _ in pending):
+            async for some in self._batches(iter(pending)):
                 await self._engine.run(take, await self._fetch(some, record_type))
                 if self._sharing.heavy:
                     await self._engine.run(self._compact, walked)
@@ -226,13 +227,17 @@ class _Count:
 
         self._sharing.compact(renumber)
 
-    async def _batches(self, ids: Iterator[bytes]) -> AsyncIterator[list[bytes]]:
-        """The ids in batches, those that lie together in one: a read then brings many at once."""
-        while window := list(itertools.islice(ids, PLACES_AT_ONCE)):
-            places = await self._reader.locate(window)
-            near = sorted(window, key=lambda i: (places[i].pack_id, places[i].offset))
-            for at in range(0, len(near), RECORDS_AT_ONCE):
-                yield near[at : at + RECORDS_AT_ONCE]
+    async def _batches(self, ids: Iterator[tuple[bytes, int]]) -> AsyncIterator[list[bytes]]:
+        """The ids in batches, in the order in which checkpoints first needed them. So those that lie together are read together,
+        and the sets of what they name grow from the front: few sets come up that are used no more."""
+        while window := [(self._sharing[number].first, i) for i, number in itertools.islice(ids, WINDOW)]:
+            window.sort()
+            for start in range(0, len(window), PLACES_AT_ONCE):
+                some = window[start : start + PLACES_AT_ONCE]
+                places = await self._reader.locate([i for _, i in some])
+                some.sort(key=lambda item: (item[0], places[item[1]].pack_id, places[item[1]].offset))
+                for at in range(0, len(some), RECORDS_AT_ONCE):
+                    yield [i for _, i in some[at : at + RECORDS_AT_ONCE]]
 
     async def _fetch(self, ids: Sequence[bytes], record_type: int) -> dict[bytes, bytes]:
         raws = await self._reader.fetch(ids, record_type)

@@ -109,6 +109,7 @@ def few_at_once() -> Iterator[None]:
         patch.setattr(sharing, "COMPACT_AT", 4)
         patch.setattr(usage_module, "RECORDS_AT_ONCE", 2)
         patch.setattr(usage_module, "PLACES_AT_ONCE", 5)
+        patch.setattr(usage_module, "WINDOW", 11)
         yield
 
 

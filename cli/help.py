@@ -5,6 +5,7 @@ Loaded when a page is asked for, and by the generator of docs/commands.md.
 
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
@@ -163,8 +164,10 @@ def write_command(command: Any, ctx: Any, formatter: Any) -> None:
 
 def folded(example: str, width: int) -> str:
     """A line for a shell, in several before options where it is too long."""
-    if len(example) <= width or "\n" in example or example.startswith("#"):
+    if len(example) <= width or "\n" in example:
         return example
+    if example.startswith("#"):
+        return textwrap.fill(example, width, subsequent_indent="# ")
     lines = [""]
     for part in re.split(" (?=-)", example):
         if lines[-1] and len(lines[-1]) + len(part) + 3 > width:

@@ -67,6 +67,8 @@ def effective_policy(flags: Mapping[str, Any], loaded: "Loaded | None") -> "Poli
 def secret_sources(variables: list[str] | None, files: list[str] | None, commands: list[str] | None) -> "dict[str, SecretSource]":
     """The sources that `--secret-env`, `--secret-file` and `--secret-command` name, by the secret's name. Raises `SnapshotError`
     `INVALID_REQUEST` for one that does not have its option's form."""
+    if not (variables or files or commands):
+        return {}
     from snapcore.settings import SecretSource
 
     found = {name: SecretSource(env=name) for name in variables or ()}

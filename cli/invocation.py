@@ -126,6 +126,10 @@ class Invocation:
         Exclusions add to the file's, everything else replaces what the file says. Declare the flags as in `options`: `Everything`
         and its like are `bool | None`, None by default.
         """
+        if self.loaded is None and all(value is None for value in flags.values()):
+            from snapcore.selection import FilePolicy
+
+            return FilePolicy()  # the same as below, without what reads settings
         with usage_errors():
             return effective_policy(flags, self.loaded).policy()
 

@@ -119,4 +119,4 @@ def test_nothing_of_it_is_loaded_without_need(run: Run, tree: Path, tmp_path: Pa
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "snapcore.capturing" in loaded
-    assert not loaded & {"tomllib", "shlex", "snapcore.secret_sources"}
+    assert not loaded & {"tomllib", "shlex", "snapcore.secret_sources", "snapcore.settings"}

@@ -3,7 +3,7 @@
 import os
 import signal
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +129,14 @@ def test_a_broken_pyproject_that_speaks_of_us_is_an_error_and_another_is_not(dee
 def test_what_is_no_regular_file_is_refused_without_waiting_for_it(deep: Path, in_time: None) -> None:
     path = deep / "snapcore.toml"
     os.mkfifo(path)
-    for read in (lambda: find_settings(str(deep)), lambda: load_settings(str(path)), lambda: load_settings("/dev/zero")):
+    reads: tuple[tuple[Callable[[str], object], str], ...] = (
+        (find_settings, str(deep)),
+        (load_settings, str(path)),
+        (load_settings, "/dev/zero"),
+    )
+    for read, place in reads:
         with pytest.raises(SnapshotError, match="no regular file") as caught:
-            read()
+            read(place)
         assert "--no-config" in caught.value.hint
     path.unlink()
     path.mkdir()

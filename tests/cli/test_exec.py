@@ -328,7 +328,8 @@ def test_a_reader_that_goes_away_ends_the_command(tree: Path) -> None:
 
 
 def test_output_comes_as_it_is_written(run: Run, repo: Path, tree: Path) -> None:
-    process = spawn("exec", str(tree), "--no-stdin", "--", "sh", "-c", "echo now; until [ -e go ]; do sleep 0.05; done; echo end")
+    script = "echo now; until [ -e go ]; do sleep 0.05; done; echo end"
+    process = spawn("exec", str(tree), "--no-stdin", "--", "sh", "-c", script, env={"PYTHONUNBUFFERED": ""})
     assert process.stdout is not None
     assert process.stdout.readline() == b"now\n"
     (tree / "go").touch()

@@ -134,18 +134,20 @@ class Terminal(io.StringIO):
 def test_a_long_plan_is_cut_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO], all_paths: bool, shown: int
 ) -> None:
-    monkeypatch.setattr(sys, "stdout", stream())
+    written = stream()
+    monkeypatch.setattr(sys, "stdout", written)
     print_plan(many(1284), all_paths=all_paths)
-    text = sys.stdout.getvalue()  # type: ignore[attr-defined]
+    text = written.getvalue()
     assert text.count(" f0") == shown
     assert ("... and 1,234 more; -v shows all" in text) == (shown == 50)
     assert "- 1,284 paths removed: 12.8 kB" in text
 
 
 def test_a_group_of_just_the_limit_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", Terminal())
+    written = Terminal()
+    monkeypatch.setattr(sys, "stdout", written)
     print_plan(many(restore_plan.SHOWN), all_paths=False)
-    assert "more" not in sys.stdout.getvalue()  # type: ignore[attr-defined]
+    assert "more" not in written.getvalue()
 
 
 def test_names_cannot_steer_the_terminal(made: Run, tree: Path) -> None:

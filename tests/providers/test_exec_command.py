@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,8 @@ def e2b(given: Given) -> Iterator[str]:
             patch.setenv(name, value)
 
         async def made() -> str:
-            handle = await E2BProvider(timeout=600, **server.options).create(SandboxSpec())
+            options: dict[str, Any] = {**server.options}
+            handle = await E2BProvider(timeout=600, **options).create(SandboxSpec())
             await handle.close()
             return handle.binding.sandbox_id
 

@@ -80,11 +80,16 @@ def help_(
     """Show the help page of a command, or of all."""
     ctx: Any = context.find_root()
     for word in words or ():
-        found: Any = ctx.command.get_command(ctx, word) if hasattr(ctx.command, "get_command") else None
-        if found is None:
-            ctx.fail(f"No such command {word!r}.")
-        ctx = typer.Context(found, info_name=word, parent=ctx, **found.context_settings)
+        ctx = _named(ctx, word)
     typer.echo(ctx.get_help())
+
+
+def _named(ctx: Any, word: str) -> Any:
+    """The context of the command of that name below `ctx`; the one of a group has commands."""
+    found = ctx.command.get_command(ctx, word) if hasattr(ctx.command, "get_command") else None
+    if found is None:
+        ctx.fail(f"No such command {word!r}.")
+    return typer.Context(found, info_name=word, parent=ctx, **found.context_settings)
 
 
 def paragraphs(text: str | None) -> list[str]:

@@ -184,7 +184,7 @@ class Invocation:
         """The open repository, closed afterwards. A missing one is an error, and an address that makes no sense wrong usage."""
         import snapcore
 
-        self._tell_repository()
+        self.tell_repository()
         _one_heap()
         opening = snapcore.open_repository(self.repo, database=self.database, create=False)
         with address_errors():
@@ -198,7 +198,7 @@ class Invocation:
         finally:
             await repo.close()
 
-    def _tell_repository(self) -> None:
+    def tell_repository(self) -> None:
         """Say on a terminal that a file which was merely found leads to another repository: an agent could have written it."""
         keys = [key for key in ("repo", "database") if (found := self.effective(key)).source == "file" and found.value]
         if keys and self.loaded is not None and not self.loaded.named and self.tells and sys.stderr.isatty():

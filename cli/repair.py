@@ -32,6 +32,7 @@ async def repair(
     hurt, or without --yes when there is something to do."""
     import snapcore
 
+    invocation.tell_repository()
     if yes:
         with progress(invocation, "repair") as on_progress, address_errors():
             report = await snapcore.repair_repository(

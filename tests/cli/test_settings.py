@@ -290,6 +290,7 @@ def on_a_terminal(*args: str) -> str:
 def test_a_terminal_is_told_which_found_file_leads_to_the_repository(project: Path, run: Run) -> None:
     path = project / "snapcore.toml"
     assert str(path) in on_a_terminal("list")
+    assert str(path) in on_a_terminal("repair")
     assert on_a_terminal("list", "--config", str(path)) == ""
     assert on_a_terminal("list", "--json") == ""
     assert run("list").stderr == ""

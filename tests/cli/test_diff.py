@@ -76,6 +76,8 @@ def test_labels_and_paths_are_not_taken_for_addresses(made: Run, tree: Path) -> 
     (tree / "src" / "x").write_bytes(b"x")
     made("capture", str(tree), "-t", "t", "--label", "./odd")
     assert made("diff", "label:second", "label:./odd", "-t", "t").text.splitlines() == ["+ src/x"]
+    made("label", "latest", "//odd", "-t", "t")
+    assert made("diff", "label:second", "label://odd", "-t", "t").text.splitlines() == ["+ src/x"]
     assert made("diff", "label:second:src/x", "latest:src/x", "-t", "t").text.splitlines() == ["+ src/x"]
     assert made("diff", "label:second:src", "latest:src", "-t", "t", "--exit-code", code=1).text.splitlines() == ["+ src/x"]
     made("diff", "label:second:src", "latest:other", "-t", "t", code=2)

@@ -88,7 +88,7 @@ def _named(ctx: Any, word: str) -> Any:
     """The context of the command of that name below `ctx`; the one of a group has commands."""
     found = ctx.command.get_command(ctx, word) if hasattr(ctx.command, "get_command") else None
     if found is None:
-        ctx.fail(f"No such command {word!r}.")
+        return ctx.fail(f"No such command {word!r}.")
     return typer.Context(found, info_name=word, parent=ctx, **found.context_settings)
 
 

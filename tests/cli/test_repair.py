@@ -75,7 +75,7 @@ def test_a_part_of_the_data_is_read(run: Run, captured: list[str]) -> None:
     assert sum(parts) == run("verify", "--read-data", "--json").json["bytes_read"] > 0
     assert run("verify", "--read-data-subset", "100%", "--json").json["bytes_read"] == sum(parts)
     for mistyped in ("3/2", "0%", "half"):
-        assert "INVALID_REQUEST" in run("verify", "--read-data-subset", mistyped, code=1).stderr
+        assert "INVALID_REQUEST" in run("verify", "--read-data-subset", mistyped, code=2).stderr
     run("verify", "--read-data", "--read-data-subset", "1/2", code=2)
 
 

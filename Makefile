@@ -1,5 +1,6 @@
 # Works on a fresh clone with Python 3.11 or later and make. Everything it installs goes into .venv, except for
-# `make bench` and `make test`, which as root on Debian or Ubuntu install the tools to compare with, Postgres and sshd.
+# `make bench` and `make test`, which as root on Debian or Ubuntu install the tools to compare with, and the services and tools
+# that tests use (tests/system_packages.sh).
 
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$python"; break; }; done)
@@ -40,25 +41,8 @@ docs: $(DOCS_STAMP) ## Make the page of all commands anew, and the documentation
 site: $(DOCS_STAMP) ## The site of the pages as they are; a link that leads nowhere fails it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# The tests start servers of their own; Debian's packages must not start others beside them.
 unit: $(DEV_STAMP) ## The tests alone; PYTEST_ARGS="-k name" chooses
-	@if [ -z "$$SNAPCORE_TEST_POSTGRES" ] && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 && ! command -v initdb >/dev/null 2>&1; then \
-		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
-			echo "installing postgresql"; \
-			mkdir -p /etc/postgresql-common/createcluster.d; \
-			echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.d/snapcore-tests.conf; \
-			apt-get install -y -qq postgresql >/dev/null || { apt-get update -qq && apt-get install -y -qq postgresql >/dev/null; }; \
-		else echo "Postgres is not installed, and SNAPCORE_TEST_POSTGRES is not set: its tests will be skipped"; fi; fi
-	@PATH="/usr/sbin:/usr/local/sbin:$$PATH" command -v sshd >/dev/null 2>&1 || { \
-		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
-			echo "installing openssh-server"; \
-			mkdir -p /etc/ssh && touch /etc/ssh/sshd_not_to_be_run; \
-			apt-get install -y -qq openssh-server >/dev/null || { apt-get update -qq && apt-get install -y -qq openssh-server >/dev/null; }; \
-		else echo "sshd is not installed: its tests will be skipped"; fi; }
-	@if [ -z "$$SNAPCORE_TEST_DOCKER" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && ! { command -v dockerd && test -x /bin/busybox && command -v debootstrap && command -v bsdtar; } >/dev/null 2>&1; then \
-		echo "installing docker.io, busybox-static, debootstrap and libarchive-tools"; \
-		export RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive; \
-		apt-get install -y -qq docker.io busybox-static debootstrap libarchive-tools >/dev/null || { apt-get update -qq && apt-get install -y -qq docker.io busybox-static debootstrap libarchive-tools >/dev/null; }; fi
+	@tests/system_packages.sh
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 package: $(DEV_STAMP) ## Build sdist and wheel, install the wheel into an empty environment, and use it

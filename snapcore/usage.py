@@ -243,7 +243,7 @@ class _Count:
         raws = await self._reader.fetch(ids, record_type)
         self._read += len(raws)
         if self._on_progress is not None:
-            self._on_progress(Progress("stats", self._read))
+            self._on_progress(Progress("stats", self._read, unit="record"))
         return raws
 
     async def _sizes(self) -> "_Sizes":

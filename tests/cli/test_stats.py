@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from snapcore.cli.output import short_ids
+
 from .conftest import Run
 
 OLD_KEYS = {"message_type", "threads", "checkpoints", "packs", "records", "logical_bytes", "raw_bytes", "stored_bytes"}
@@ -98,6 +100,12 @@ def test_ids_are_short_in_words_and_whole_on_demand(made: Run, tree: Path) -> No
         assert 8 <= len(short) < len(whole)
         assert made("show", short, "--json").json["id"] == whole
         assert whole in made(*words, "-v").text
+
+
+def test_short_ids_tell_ids_apart_and_look_like_no_number() -> None:
+    alike = ["a1" * 16, "a1" * 8 + "b2" * 8]
+    assert short_ids(alike) == ["a1" * 8 + "a", "a1" * 8 + "b"]
+    assert short_ids(["0123456789a" + "0" * 21, "chosen-by-somebody", ""]) == ["0123456789a", "chosen-by-somebody", ""]
 
 
 @pytest.mark.parametrize("words", [("list", "--thread", "t"), ("threads",), ("stats", "--threads", "--checkpoints")])

@@ -25,6 +25,8 @@ need 'command -v bsdtar' libarchive-tools "archives as libarchive reads them"
 need 'command -v systemd-analyze' systemd "what systemd makes of the units of cron install"
 need 'command -v crontab' cron "what cron makes of the lines of cron install"
 need 'command -v git' git "patches as git takes them, repositories in a workspace"
+need 'command -v zsh' zsh "completion in zsh"
+need 'command -v fish' fish "completion in fish"
 need 'command -v patch' patch "patches as patch takes them"
 
 [ -n "$packages" ] || exit 0

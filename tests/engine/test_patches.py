@@ -98,7 +98,9 @@ lines = st.lists(
     st.sampled_from([b"one", b"two", b"", b"three\r", b"caf\xe9", b"-- x", b"\x1b[31m", b"@@ -1 +1 @@"]), max_size=30
 )
 texts = st.builds(lambda parts, end: b"\n".join(parts) + (b"\n" if end and parts else b""), lines, st.booleans())
-files = st.one_of(texts, texts.map(lambda t: ("program", t)), st.sampled_from([b"nowhere", b"x/y", b"gone"]).map(lambda t: ("link", t)))
+files = st.one_of(
+    texts, texts.map(lambda t: ("program", t)), st.sampled_from([b"nowhere", b"x/y", b"gone"]).map(lambda t: ("link", t))
+)
 
 
 def without_conflicts(tree: Tree) -> Tree:
@@ -109,7 +111,7 @@ def trees(of: st.SearchStrategy[bytes]) -> st.SearchStrategy[Tree]:
     return st.dictionaries(of, files, max_size=6).map(without_conflicts)
 
 
-few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @few
@@ -125,9 +127,18 @@ async def test_git_makes_the_later_tree_of_the_earlier_whatever_the_names(tmp_pa
 async def test_git_and_gnu_patch_make_the_later_tree_of_the_earlier(tmp_path: Path, a: Tree, b: Tree) -> None:
     async with snapcore.open_repository("memory://") as repo:
         patch = await patch_of(repo, a, b, tmp_path)
-        for command in (GIT, GNU):
+        # GNU patch removes links last, so that it cannot put a folder in the place of one
+        links = [what for what in (*a.values(), *b.values()) if isinstance(what, tuple) and what[0] == "link"]
+        for command in (GIT,) if links else (GIT, GNU):
             apply(patch, write_tree(a, tmp_path / "again"), *command)
             assert read_tree(tmp_path / "again") == b, command
+
+
+async def test_gnu_patch_takes_links(tmp_path: Path, memory_repo: Repository) -> None:
+    a: Tree = {b"changed": ("link", b"x"), b"gone": ("link", b"x"), b"same": ("link", b"x"), b"file": b"x\n"}
+    b: Tree = {b"changed": ("link", b"y/z"), b"new": ("link", b"y"), b"same": ("link", b"x"), b"file": b"y\n"}
+    apply(await patch_of(memory_repo, a, b, tmp_path), tmp_path / "out", *GNU)
+    assert read_tree(tmp_path / "out") == b
 
 
 # ---- what is written, in detail

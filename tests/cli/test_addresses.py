@@ -9,13 +9,15 @@ from .. import ssh_server as servers  # noqa: TID252  # the tests are no package
 from .conftest import Run
 
 
-def test_capture_and_restore_by_a_command_and_by_ssh(run: Run, tmp_path: Path, ssh_on_path: servers.SshServer) -> None:
+def test_capture_and_restore_by_a_command_and_by_ssh(run: Run, tmp_path: Path, shared_ssh_on_path: servers.SshServer) -> None:
     work, copy = tmp_path / "work space", tmp_path / "copy"
     make_tree(work, files=20)
     run("init")
     behind = f"exec:env -i PATH=/usr/bin:/bin {shlex.quote(str(work))}"
     first = run("capture", behind, "--thread", "t", "--everything", "--json").json
-    there = run("restore", f"ssh://{ssh_on_path.user}@127.0.0.1:{ssh_on_path.port}{copy}", "--thread", "t", "--json").json
+    there = run(
+        "restore", f"ssh://{shared_ssh_on_path.user}@127.0.0.1:{shared_ssh_on_path.port}{copy}", "--thread", "t", "--json"
+    ).json
     assert there["content_id"] == first["content_id"]
     assert there["differences"] == []
     assert compare_trees(work, copy) == []

@@ -28,7 +28,7 @@ def docker(given: Given) -> Iterator[str]:
 
 @contextmanager
 def ssh(given: Given) -> Iterator[str]:
-    server: servers.SshServer = given.getfixturevalue("ssh_on_path")
+    server: servers.SshServer = given.getfixturevalue("shared_ssh_on_path")
     folder = given.getfixturevalue("tmp_path") / "by-ssh"
     folder.mkdir()
     yield f"ssh://{server.user}@127.0.0.1:{server.port}{folder}"

@@ -347,7 +347,7 @@ class Maker:
 
     def _ssh(self) -> None:
         server = self._request.getfixturevalue("ssh_server")
-        os.environ["PATH"] = f"{server.program}{os.pathsep}{os.environ['PATH']}"
+        os.environ["PATH"] = f"{server.shared_program}{os.pathsep}{os.environ['PATH']}"
         self._facts["ssh"] = "ssh://sandbox"
 
 

@@ -6,6 +6,7 @@ was restored is not exactly what was there.
 
 import asyncio
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -54,7 +55,7 @@ class Show:
     def line(self, text: str) -> None:
         """Say something."""
         if self._console is not None:
-            self._console.print(f"   {text}", markup=False)
+            self._console.print(f"   {text}", markup=False, soft_wrap=True)  # a command that is broken could not be copied
         else:
             print_line(f"   {text}")
 
@@ -168,8 +169,10 @@ async def _demo(show: Show, base: Path) -> None:
     show.line(f"done in {time.monotonic() - started:.1f} s. Look around:")
     near = os.path.relpath(repository)
     repo_name = os.fspath(repository) if near.startswith("..") else near
-    show.line(f"  .venv/bin/snapcore list --repo {repo_name} --thread {THREAD}")
-    show.line(f"  .venv/bin/snapcore diff --repo {repo_name} --thread {THREAD} 'label:first draft' latest")
+    show.line("  . .venv/bin/activate")
+    show.line(f"  export SNAPCORE_REPO={shlex.quote(repo_name)}")
+    show.line(f"  snapcore list --thread {THREAD}")
+    show.line(f"  snapcore diff 'label:first draft' latest --thread {THREAD}")
 
 
 async def _restore(show: Show, repo: snapcore.Repository, into: Path, thread: str, checkpoint: str | None = None) -> None:
@@ -185,7 +188,7 @@ async def _restored(show: Show, expected: Path, found: Path, restore: Callable[[
     differences = compare_trees(expected, found)
     if differences:
         raise NotEqualError("\n".join([f"{found.name} is not what was captured:", *differences[:20]]))
-    show.good("compared with a copy made before: bytes, modes, times, links and hard links are the same")
+    show.good("the same as a copy made before: bytes, modes, times, links, hard links")
 
 
 def _row(checkpoint: Checkpoint) -> tuple[str, ...]:

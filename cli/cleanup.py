@@ -31,7 +31,7 @@ EXAMPLES: Final = {
 # Fate -> why, in the order in which it is told.
 MEANINGS: Final = {
     "freed": "nothing needs them, and their grace is over",
-    "condemned": "nothing needs them; a gc after the grace frees",
+    "condemned": "not needed; a gc after the grace frees them",
     "repacked": "what is needed of them moves into another pack",
     "live": "needed",
     "recent": "written or used since this gc looked",
@@ -126,7 +126,7 @@ def _tell_forget(invocation: Invocation, report: "ForgetReport") -> None:
     if report.verdicts and (report.dry_run or invocation.verbose):
         ids = short_ids([verdict.checkpoint_id for verdict in report.verdicts])
         rows = [_row(verdict, short) for verdict, short in zip(report.verdicts, ids, strict=True)]
-        print_table(("THREAD", "ID", "CREATED", "LABEL", "KEPT BY"), rows)
+        print_table(("THREAD", "ID", "CREATED", "LABEL", "KEPT BY"), rows, names=() if invocation.verbose else (0, 3))
     for skipped in report.skipped:
         print_line(f"skipped thread {skipped.thread_id}: {skipped.reason}")
     verb = "would forget" if report.dry_run else "forgot"

@@ -2,7 +2,6 @@
 
 import datetime
 import os
-import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import typer
 
 from snapcore.errors import printable
 
-from .output import columns, moment, print_json, print_line, print_table, size
+from .output import moment, print_json, print_line, print_table, size, width
 from .runtime import Exit, Invocation, UsageError, command, usage_errors
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ EXAMPLES: Final = {
         "snapcore cron status --runs 20",
     )
 }
-NARROW: Final = 80
-LEAST_NAME: Final = 6
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -118,7 +115,7 @@ def _tell(found: "Sequence[JobStatus]", now: datetime.datetime) -> None:
         )
         for status in found
     ]
-    _print_fitting(("STATE", "JOB", "THREAD", "LAST RUN", "GOOD", "TOOK", "STORED"), rows, names=(1, 2), right=(5, 6))
+    print_table(("STATE", "JOB", "THREAD", "LAST RUN", "GOOD", "TOOK", "STORED"), rows, names=(1, 2), right=(5, 6))
     for status in found:
         if status.bad:
             _tell_problem(status, now)
@@ -132,7 +129,7 @@ def _tell_problem(status: "JobStatus", now: datetime.datetime) -> None:
     if status.due is not None and status.due < now:
         said.append(f"It should have gone well by {_iso(status.due)[:16]}Z.")
     print_line()
-    text = textwrap.wrap(printable(f"{where}: {' '.join(said)}"), _width(), subsequent_indent="  ", break_on_hyphens=False)
+    text = textwrap.wrap(printable(f"{where}: {' '.join(said)}"), width(), subsequent_indent="  ", break_on_hyphens=False)
     sys.stdout.write("\n".join(text) + "\n")
 
 
@@ -153,36 +150,7 @@ def _tell_runs(runs: "Sequence[JobRun]", now: datetime.datetime) -> None:
         )
         for run in runs
     ]
-    _print_fitting(
-        ("AGO", "JOB", "THREAD", "OUTCOME", "TOOK", "READ", "STORED", "ERROR"), rows, names=(1, 2, 7), right=(0, 4, 5, 6)
-    )
-
-
-def _print_fitting(head: Sequence[str], rows: Sequence[Sequence[str]], *, names: Sequence[int], right: Sequence[int]) -> None:
-    """A table whose columns `names` are cut as far as needed for a terminal's width. What is read by a program is never cut."""
-    shown = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(columns(row[column]) for row in (head, *shown)) for column in range(len(head))]
-    surplus = sum(widths) + 2 * (len(head) - 1) - _width() if sys.stdout.isatty() else 0
-    while surplus > 0:
-        widest = max(names, key=lambda column: widths[column])
-        if widths[widest] <= LEAST_NAME:
-            break
-        widths[widest] -= 1
-        surplus -= 1
-    print_table(head, [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in shown], right=right)
-
-
-def _cut(text: str, width: int) -> str:
-    """As much of a text as fits into that many columns."""
-    if columns(text) <= width:
-        return text
-    while columns(text) >= width:
-        text = text[:-1]
-    return f"{text}…"
-
-
-def _width() -> int:
-    return max(NARROW, shutil.get_terminal_size((NARROW, 24)).columns) if sys.stdout.isatty() else NARROW
+    print_table(("AGO", "JOB", "THREAD", "OUTCOME", "TOOK", "READ", "STORED", "ERROR"), rows, names=(1, 2, 7), right=(0, 4, 5, 6))
 
 
 def _age(run: "JobRun", now: datetime.datetime) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from snapcore.errors import printable
 
-from .output import columns, count, entry_fields, padded, path_text, print_line, size, takes_colours
+from .output import columns, count, entry_fields, padded, path_text, print_line, shortened, size, takes_colours
 
 if TYPE_CHECKING:
     from snapcore.browse import Diff, DiffEntry, NotCompared
@@ -88,16 +88,8 @@ def _print_table(rows: Sequence[tuple[str, str, str, str]]) -> None:
         room = shutil.get_terminal_size().columns - sum(widths[1:]) - 6
         widths[0] = min(widths[0], max(room, LEAST_NAME))
     for name, before, after, last in rows:
-        cells = (padded(_shortened(name, widths[0]), widths[0]), before.rjust(widths[1]), after.rjust(widths[2]), last)
+        cells = (padded(shortened(name, widths[0]), widths[0]), before.rjust(widths[1]), after.rjust(widths[2]), last)
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
-
-
-def _shortened(name: str, columns: int) -> str:
-    """A name with its middle left out where it is too long."""
-    if len(name) <= columns:
-        return name
-    end = (columns - 3) * 2 // 3  # the end of a path says most
-    return f"{name[: columns - 3 - end]}...{name[len(name) - end :]}"
 
 
 def _bytes(entry: "Entry | None") -> str:

@@ -60,6 +60,7 @@ async def list_(invocation: Invocation, *, thread: Thread) -> int:
                 for name, each in zip(ids if invocation.verbose else short_ids(ids), checkpoints, strict=True)
             ],
             right=(4, 5),
+            names=() if invocation.verbose else (3,),
         )
     return Exit.DONE
 
@@ -90,6 +91,7 @@ async def threads(invocation: Invocation) -> int:
                 for head, each in zip(heads if invocation.verbose else short_ids(heads), found, strict=True)
             ],
             right=(1,),
+            names=() if invocation.verbose else (0,),
         )
     return Exit.DONE
 

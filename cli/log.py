@@ -5,14 +5,14 @@ import base64
 import datetime
 import select
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from snapcore.errors import Code, SnapshotError, printable
 
-from .output import print_json, print_line
+from .output import columns, print_json, print_line, width
 from .runtime import Exit, Invocation, UsageError, command
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ EXAMPLES: Final = {
 
 PAGE: Final = 500
 POLL_SECONDS: Final = 0.5
+INDENT: Final = " " * 10  # of what an event was about, where that has a line of its own
 SHELL: Final = ("sh", "-c")
 
 
@@ -54,12 +55,15 @@ async def log(
         if output is not None:
             await _print_output(invocation, repo, thread, output)
             return Exit.DONE
-        lines = EventLines()
+        lines, told = EventLines(), False
         async for event in _events(repo, thread, follow=follow):
             if invocation.json:
                 print_json(lines.fields(event))
             elif invocation.tells:
-                print_line(lines.text(event))
+                _tell(lines.parts(event))
+                told = True
+        if not told and invocation.tells and not invocation.json:
+            print_line(f"Nothing was recorded for thread {thread}: sessions and 'snapcore exec' record what they do.")
     return Exit.DONE
 
 
@@ -92,10 +96,10 @@ class EventLines:
     def __init__(self) -> None:
         self._began: dict[str, Event] = {}
 
-    def text(self, event: "Event") -> str:
-        """One line: time, sequence, kind, exit code, duration, step, and what it was about."""
+    def parts(self, event: "Event") -> tuple[str, ...]:
+        """Time, sequence, kind, exit code, duration, step, and what it was about; padded, to stand below each other."""
         seconds = self._seconds(event)
-        columns = (
+        return (
             f"{_time(event)[:19]}Z",
             f"{event.sequence:>6}",
             f"{event.kind:<27}",
@@ -104,7 +108,6 @@ class EventLines:
             f"{'' if event.step is None else f'step {event.step}':<9}",
             _about(event),
         )
-        return "  ".join(columns).rstrip()
 
     def fields(self, event: "Event") -> dict[str, Any]:
         """The event as JSON has it."""
@@ -140,6 +143,16 @@ class EventLines:
             self._began[event.id] = event
         began = self._began.pop(event.started_id, None) if event.started_id is not None else None
         return None if began is None else (event.at - began.at) / 1_000_000
+
+
+def _tell(parts: Sequence[str]) -> None:
+    """One line; on a terminal that is too narrow, what the event was about has a line of its own."""
+    line = "  ".join(parts).rstrip()
+    if not sys.stdout.isatty() or columns(printable(line)) <= width():
+        print_line(line)
+        return
+    print_line("  ".join(part.strip() for part in parts[:-1] if part.strip()))
+    print_line(f"{INDENT}{parts[-1]}".rstrip())
 
 
 def _time(event: "Event") -> str:

@@ -34,13 +34,17 @@ __all__ = [
     "print_table",
     "print_unforeseen",
     "short_ids",
+    "shortened",
     "size",
     "system_error_line",
     "takes_colours",
     "time_text",
+    "width",
 ]
 
 SHORT_ID: Final = 8
+NARROW: Final = 80
+LEAST_NAME: Final = 6  # as "THREAD", the longest head of a column of names
 _MADE: Final = re.compile(r"[0-9a-f]{32}")  # an id that snapcore made
 SYSTEM: Final = "SYSTEM"  # the code of errors that are none of the engine's
 INTERNAL: Final = "INTERNAL"  # the code of mistakes of snapcore itself
@@ -66,16 +70,50 @@ async def print_json_array(values: AsyncIterator[object]) -> None:
     sys.stdout.write("[]\n" if separator == "[" else "\n]\n")
 
 
-def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
-    """Columns on stdout under a head; those in `right` are aligned to the right."""
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), names: Sequence[int] = ()) -> None:
+    """Columns on stdout under a head; those in `right` are aligned to the right. Those in `names` lose their middles as far as
+    it takes to fit a terminal's width; what a program reads is whole."""
     table = [[printable(cell) for cell in row] for row in (head, *rows)]
     widths = [max(columns(row[number]) for row in table) for number in range(len(head))]
+    _fit(widths, names)
     to_right = frozenset(right)
     for row in table:
         line = "  ".join(
-            padded(cell, width, right=number in to_right) for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+            padded(shortened(cell, width), width, right=number in to_right)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         sys.stdout.write(line.rstrip() + "\n")
+
+
+def _fit(widths: list[int], names: Sequence[int]) -> None:
+    """Make the columns `names` narrower, the widest first, until all of them fit the terminal or nothing is left to take."""
+    surplus = sum(widths) + 2 * (len(widths) - 1) - width() if names and sys.stdout.isatty() else 0
+    while surplus > 0:
+        widest = max(names, key=lambda column: widths[column])
+        if widths[widest] <= LEAST_NAME:
+            break
+        widths[widest] -= 1
+        surplus -= 1
+
+
+def width() -> int:
+    """How many columns there are to write in: the terminal's, but at least 80."""
+    import shutil
+
+    return max(NARROW, shutil.get_terminal_size((NARROW, 24)).columns) if sys.stdout.isatty() else NARROW
+
+
+def shortened(text: str, width: int) -> str:
+    """A text with its middle left out where it takes more than that many columns. Both ends of a name or a path tell it apart."""
+    if columns(text) <= width:
+        return text
+    end = len(text)
+    while columns(text[end - 1 :]) <= (width - 1) // 2:
+        end -= 1
+    start = 0
+    while columns(text[: start + 1]) + 1 + columns(text[end:]) <= width:
+        start += 1
+    return f"{text[:start]}…{text[end:]}"
 
 
 def takes_colours() -> bool:

@@ -159,6 +159,7 @@ class _Tables:
                     for t in self._threads
                 ],
                 right=(1, 2, 3, 4, 5),
+                names=() if full else (0,),
             )
         if self._checkpoints is not None:
             self._space(after or self._threads is not None)
@@ -178,6 +179,7 @@ class _Tables:
                     for name, c in zip(shown, self._checkpoints, strict=True)
                 ],
                 right=(3 + own, 4 + own, 5 + own),
+                names=() if full else (*(0,) * own, 2 + own),
             )
 
     def _space(self, wanted: bool) -> None:

@@ -37,9 +37,16 @@ class Outcome:
 
 
 class Run(Protocol):
-    """Runs a command in this process, with `SNAPCORE_REPO` set to the test's repository."""
+    """Runs a command in this process, with `SNAPCORE_REPO` set to the test's repository; `terminal`: stdout is one."""
 
-    def __call__(self, *args: str, code: int = 0) -> Outcome: ...
+    def __call__(self, *args: str, code: int = 0, terminal: bool = False) -> Outcome: ...
+
+
+class Terminal(io.BytesIO):
+    """Bytes that say of themselves that they are a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -54,8 +61,8 @@ def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(repo: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    def call(*args: str, code: int = 0) -> Outcome:
-        stdout, stderr = io.BytesIO(), io.BytesIO()
+    def call(*args: str, code: int = 0, terminal: bool = False) -> Outcome:
+        stdout, stderr = Terminal() if terminal else io.BytesIO(), io.BytesIO()
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", io.TextIOWrapper(stdout, "utf-8", errors="backslashreplace", write_through=True))
             patch.setattr(sys, "stderr", io.TextIOWrapper(stderr, "utf-8", errors="backslashreplace", write_through=True))

@@ -157,7 +157,7 @@ def test_gc_says_what_it_would_do_and_why_the_rest_stays(five: Run) -> None:
     five("forget", "-t", "t", "--keep-last", "2")
     before = stored(five)
     text = five("gc", "--dry-run").text
-    assert re.search(r"^condemned +1 pack +2\d\.\d kB  nothing needs them; a gc after the grace", text, re.MULTILINE)
+    assert re.search(r"^condemned +1 pack +2\d\.\d kB  not needed; a gc after the grace frees them$", text, re.MULTILINE)
     assert re.search(r"^repacked +1 pack ", text, re.MULTILINE)
     assert re.search(r"^live +3 packs +6\d\.\d kB  needed$", text, re.MULTILINE)
     assert text.splitlines()[-1] == "would free 0 B in 0 packs"

@@ -159,7 +159,7 @@ def test_the_table_fits_a_terminal_and_is_whole_elsewhere(made: Run, tree: Path)
     command = ("diff", "latest", str(tree), "-t", "t", "--stat")
     drawn = on_terminal(*command).splitlines()
     assert max(map(len, drawn)) <= 80
-    assert re.search(r"^\+ folder-[a-z-]*\.\.\.[a-z-]*-end  ", drawn[1])
+    assert re.search(r"^\+ folder-[a-z-]*…[a-z-]*-end  ", drawn[1])
     assert any(long in line for line in made(*command).text.splitlines())
 
 

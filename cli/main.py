@@ -49,8 +49,14 @@ def run() -> None:
 def _print_version() -> None:
     from .version import version_line
 
-    with contextlib.suppress(OSError):  # told, or not, when what was written is flushed
+    try:
         sys.stdout.write(f"{version_line()}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _leave(_BROKEN_PIPE)
+    except OSError as error:
+        _tell(error)
+        _leave(1)
     _leave(0)
 
 

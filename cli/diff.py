@@ -1,9 +1,12 @@
 """`snapcore diff`."""
 
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+
+from snapcore.errors import Code, SnapshotError
 
 from .contents import Place, split_place
 from .diff_output import change_fields, print_names, print_patch, print_skipped, print_stat
@@ -136,7 +139,12 @@ async def _checkpoints(
     """The earlier and the later one."""
     if other is None:
         return await repo.previous(first), first
-    return first, await resolve(repo, other, thread)
+    try:
+        return first, await resolve(repo, other, thread)
+    except SnapshotError as error:
+        if error.code is not Code.MISSING_CHECKPOINT or not os.path.isdir(other):
+            raise
+        raise SnapshotError(error.message, code=error.code, hint=f"If the folder is meant, write ./{other}.") from None
 
 
 async def _print_json(found: "Diff", ends: dict[str, Any], several: bool, patches: "Patches | None", *, with_text: bool) -> None:

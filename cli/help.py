@@ -52,6 +52,18 @@ PANELS: Final = {
     "What is noted": ("--label", "--run-id", "--step", "--idempotency-key", "--id"),
     "Other writers": ("--wait", "--skip-locked"),
 }
+ADDRESSES: Final = {
+    "DIR": "A folder of this machine.",
+    "docker://CONTAINER/FOLDER": "A Docker container.",
+    "e2b://SANDBOX-ID/FOLDER": "A sandbox of E2B.",
+    "ssh://USER@HOST/FOLDER": "A host behind ssh.",
+    "'exec:COMMAND /FOLDER'": "What a command leads to that runs sh there, such as kubectl exec.",
+}
+CHECKPOINTS: Final = {
+    "latest": "The thread's newest.",
+    "label:L": "The newest of the thread that has this label.",
+    "ID": "An id, or the start of one, as lists show it.",
+}
 EXIT_CODES: Final = {
     "0": "done",
     "1": "failed; or problems were found",
@@ -69,7 +81,7 @@ ENVIRONMENT: Final = {
     "TERM": "Where it is 'dumb', nothing is drawn.",
     "TMPDIR": "Where temporary files go.",
 }
-POINTER: Final = "Exit codes and environment variables: snapcore --help"
+POINTER: Final = "Addresses, exit codes and environment variables: snapcore --help"
 VALUES: Final = {int: "N", float: "NUMBER"}
 
 
@@ -204,6 +216,10 @@ def write_group(group: Any, ctx: Any, formatter: Any) -> None:
         options = [option for each in option_groups(group, ctx).values() for option in each]
         formatter.write_dl([(names(option), option_help(option)) for option in options])
     if ctx.parent is None:
+        with formatter.section("Addresses, where a folder can be named"):
+            formatter.write_dl(list(ADDRESSES.items()))
+        with formatter.section("Which checkpoint"):
+            formatter.write_dl(list(CHECKPOINTS.items()))
         with formatter.section("Environment"):
             formatter.write_dl([*_variables(commands, ctx), *ENVIRONMENT.items()])
         with formatter.section("Exit codes"):

@@ -44,6 +44,8 @@ async def list_(invocation: Invocation, *, thread: Thread) -> int:
         checkpoints = await repo.list(thread)
     if invocation.json:
         print_json([checkpoint_fields(each) for each in checkpoints])
+    elif invocation.tells and not checkpoints:
+        print_line(f"Thread {thread} has no checkpoint. 'snapcore threads' shows the threads there are.")
     elif invocation.tells:
         ids = [each.id for each in checkpoints]
         print_table(
@@ -82,6 +84,8 @@ async def threads(invocation: Invocation) -> int:
                 for each in found
             ]
         )
+    elif invocation.tells and not found:
+        print_line("No thread has a checkpoint yet. 'snapcore capture' makes one.")
     elif invocation.tells:
         heads = [each.head_id or "" for each in found]
         print_table(

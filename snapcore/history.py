@@ -24,10 +24,11 @@ FIRST_PAUSE: Final = 0.1
 def missing(thread_id: str, checkpoint_id: str | None) -> SnapshotError:
     """The error for a checkpoint that a thread does not have."""
     what = f"checkpoint {printable(checkpoint_id)}" if checkpoint_id else "checkpoint"
+    look = f"list --thread {printable(thread_id)}" if checkpoint_id else "threads"
     return SnapshotError(
         f"Thread {printable(thread_id)} has no {what}.",
         code=Code.MISSING_CHECKPOINT,
-        hint=f"'snapcore list --thread {printable(thread_id)}' shows what there is.",
+        hint=f"'snapcore {look}' shows what there is.",
     )
 
 

@@ -143,6 +143,14 @@ def test_list_in_words_has_a_line_for_each(made: Run) -> None:
     assert made("snapshots", "--thread", "t").text.splitlines() == lines
 
 
+def test_where_there_is_no_checkpoint_words_say_so(run: Run, tree: Path) -> None:
+    run("init")
+    assert run("threads").text == "No thread has a checkpoint yet. 'snapcore capture' makes one.\n"
+    run("capture", str(tree), "--thread", "t")
+    assert run("list", "--thread", "u").text == "Thread u has no checkpoint. 'snapcore threads' shows the threads there are.\n"
+    assert "'snapcore threads'" in run("restore", str(tree), "--thread", "u", code=1).stderr
+
+
 def test_threads(made: Run) -> None:
     (found,) = made("threads", "--json").json
     assert (found["thread_id"], found["head_id"], found["checkpoints"]) == ("t", "two", 2)

@@ -221,3 +221,11 @@ def test_secrets_stay_hidden(run: Run, tree: Path, monkeypatch: pytest.MonkeyPat
     told = run("diff", "latest", str(tree), "-t", "t", "-p", "--secret-env", "TOKEN").stdout
     assert b"+other=" + bytes(15) in told
     assert "<15 zeros>" in on_terminal("diff", "latest", str(tree), "-t", "t", "-p", "--secret-env", "TOKEN")
+
+
+def test_a_folder_that_is_taken_for_a_checkpoint_is_answered_with_how_to_name_it(
+    made: Run, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tree.parent)
+    assert "write ./tree." in made("diff", "latest", "tree", "-t", "t", code=1).stderr
+    assert "write ./" not in made("diff", "latest", "none", "-t", "t", code=1).stderr

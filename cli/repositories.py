@@ -87,8 +87,7 @@ async def verify(
             for thread, each in problem.checkpoints:
                 print_line(f"  needed by checkpoint {each} of thread {thread}")
         verdict = "no problem found" if report.ok else count(len(report.problems), "problem")
-        print_line(
-            f"{verdict}: {count(report.checkpoints, 'checkpoint')}, {count(report.packs, 'pack')}, "
-            f"{count(report.records, 'record')}, {size(report.bytes_read)} read"
-        )
+        held = f"{count(report.checkpoints, 'checkpoint')}, {count(report.packs, 'pack')}, {count(report.records, 'record')}"
+        read = f"{size(report.bytes_read)} read" if report.bytes_read else "contents not read (--read-data)"
+        print_line(f"{verdict}: {held}, {read}")
     return Exit.DONE if report.ok else Exit.FAILED

@@ -143,12 +143,14 @@ def _tell(invocation: Invocation, receipt: "Receipt", seconds: float) -> None:
 
         print_plan(receipt.plan, all_paths=invocation.verbose)
     verb = "would restore" if receipt.dry_run else "restored"
-    print_line(
-        f"{verb} checkpoint {receipt.checkpoint_id}: "
-        f"{count(receipt.files, 'file')}, {size(receipt.bytes)}; "
-        f"{receipt.removed:,} removed, {receipt.added:,} added, {receipt.changed:,} changed, "
-        f"{receipt.unchanged:,} already right"
-    )
+    done = {
+        "removed": receipt.removed,
+        "added": receipt.added,
+        "changed": receipt.changed,
+        "already right": receipt.unchanged,
+    }
+    told = ", ".join(f"{number:,} {what}" for what, number in done.items() if number) or "nothing to do"
+    print_line(f"{verb} checkpoint {receipt.checkpoint_id}: {count(receipt.files, 'file')}, {size(receipt.bytes)}; {told}")
     if not receipt.dry_run:
         print_line(f"wrote {size(receipt.bytes_written)} in {seconds:.2f} s")
     if receipt.redacted:

@@ -221,8 +221,10 @@ def _tell_gc(invocation: Invocation, report: "GcReport") -> None:
     brief = () if report.dry_run or invocation.verbose else ("freed", "condemned", "repacked")
     for fate, packs, total in _totals(report):
         if packs and (not brief or fate in brief):
-            print_line(f"{fate:<9} {count(packs, 'pack'):>10}  {size(total):>8}  {MEANINGS[fate]}")
-    _, packs, total = _totals(report)[0]
+            print_line(f"{fate:<9} {count(packs, 'pack'):>10}  {size(total) if total else '-':>8}  {MEANINGS[fate]}")
+    freed, packs, total = _totals(report)[0]
+    begun = sum(pack.fate == freed and not pack.size for pack in report.packs)  # nothing says how much was written of them
     verb = "would free" if report.dry_run else "freed"
+    unfinished = f", and {count(begun, 'pack')} of captures that were cut short" if begun else ""
     moved = f"; {size(report.bytes_moved)} written into new packs" if report.bytes_moved else ""
-    print_line(f"{verb} {size(total)} in {count(packs, 'pack')}{moved}")
+    print_line(f"{verb} {size(total)} in {count(packs - begun, 'pack')}{unfinished}{moved}")

@@ -148,7 +148,10 @@ async def list_entries(
 
 def _absent(checkpoint: Checkpoint, path: bytes) -> SnapshotError:
     return SnapshotError(
-        f"Checkpoint {checkpoint.id} has no {printable(path) or 'root folder'}.", code=Code.INVALID_REQUEST, paths=[path]
+        f"Checkpoint {checkpoint.id} has no {printable(path) or 'root folder'}.",
+        code=Code.INVALID_REQUEST,
+        hint=f"'snapcore ls {checkpoint.id}' lists what it holds.",
+        paths=[path],
     )
 
 
@@ -171,7 +174,10 @@ async def open_file(engine: Engine, checkpoint: Checkpoint, path: bytes, *, root
     entry = await entry_at(engine, checkpoint, path, root=root)
     if entry.kind != Kind.FILE:
         raise SnapshotError(
-            f"{printable(path)} is a {Kind.NAMES[entry.kind]}, not a file.", code=Code.INVALID_REQUEST, paths=[path]
+            f"{printable(path)} is a {Kind.NAMES[entry.kind]}, not a file.",
+            code=Code.INVALID_REQUEST,
+            hint="Only a file's bytes can be read; 'snapcore ls' shows folders, and where links lead.",
+            paths=[path],
         )
     async for piece in _content(engine, entry):
         yield piece

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from .chunking import DEFAULT_CHUNKER, ChunkerParams
-from .errors import Code, RepositoryError, SnapshotError
+from .errors import Code, RepositoryError, SnapshotError, printable
 from .protocols import BlobStore, StoreIdentity
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "encode_config",
     "new_config",
     "read_config",
+    "without_config",
 ]
 
 CONFIG_KEY: Final = "snapcore.json"
@@ -97,4 +98,27 @@ async def read_config(blobs: BlobStore, key: str = CONFIG_KEY) -> RepositoryConf
 def _damaged(what: str) -> RepositoryError:
     return RepositoryError(
         f"{CONFIG_KEY} cannot be read: {what}.", code=Code.DAMAGED, hint="Restore that small file from a copy."
+    )
+
+
+async def without_config(blobs: BlobStore, url: str) -> RepositoryError:
+    """Why there is no `snapcore.json` at `url`: no repository, one whose creation was cut short (both `NO_REPOSITORY`), or one
+    that has lost that file (`DAMAGED`)."""
+    if await blobs.head(CREATING_KEY) is not None:
+        return RepositoryError(
+            f"The creation of the repository at {printable(url)} was cut short.",
+            code=Code.NO_REPOSITORY,
+            hint=f"'snapcore init --repo {printable(url)}' goes on with it.",
+        )
+    async for _ in blobs.list("packs/"):
+        return RepositoryError(
+            f"The repository at {printable(url)} has packs and no {CONFIG_KEY}.",
+            code=Code.DAMAGED,
+            hint="Put that small file back from a copy: it holds how files are cut and what secrets are fingerprinted with,"
+            " which nothing else tells.",
+        )
+    return RepositoryError(
+        f"There is no repository at {printable(url)}.",
+        code=Code.NO_REPOSITORY,
+        hint=f"Create one with 'snapcore init --repo {printable(url)}'.",
     )

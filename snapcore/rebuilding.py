@@ -15,10 +15,10 @@ from typing import Final
 
 import msgspec
 
-from .config import CONFIG_KEY, CREATING_KEY, REBUILDING_KEY, RENAMING_KEY, RepositoryConfig, encode_config, read_config
+from .config import CONFIG_KEY, REBUILDING_KEY, RENAMING_KEY, RepositoryConfig, encode_config, read_config, without_config
 from .databases import inner_database, new_own_database
 from .engine import Engine, finish
-from .errors import Code, RepositoryError, printable
+from .errors import Code, RepositoryError
 from .maintenance import Maintenance
 from .protocols import BlobStore, CheckpointStore, ProgressCallback, StoreIdentity
 from .registry import open_blobs, open_database
@@ -157,7 +157,7 @@ async def _opened(url: str, database: str | None) -> AsyncIterator[_Place]:
     try:
         config = await read_config(blobs)
         if config is None:
-            raise await _without_config(blobs, url)
+            raise await without_config(blobs, url)
         store: CheckpointStore = open_database(database or inner_database(url) or new_own_database(config.repository_id))
         engine = Engine(blobs, store, config)
         try:
@@ -204,23 +204,6 @@ def _wrong_database(place: _Place) -> RepositoryError | None:
             hint="Give the --database that counts now; if that one is lost, the URL of a new one.",
         )
     return None
-
-
-async def _without_config(blobs: BlobStore, url: str) -> RepositoryError:
-    if await blobs.head(CREATING_KEY) is not None:
-        return RepositoryError(
-            f"The creation of the repository at {printable(url)} was cut short.",
-            code=Code.NO_REPOSITORY,
-            hint="'snapcore init' goes on with it.",
-        )
-    async for _ in blobs.list("packs/"):
-        return RepositoryError(
-            f"The repository at {printable(url)} has packs and no {CONFIG_KEY}.",
-            code=Code.DAMAGED,
-            hint="Put that small file back from a copy: it holds how files are cut and what secrets are fingerprinted with,"
-            " which nothing else tells.",
-        )
-    return RepositoryError(f"There is no repository at {printable(url)}.", code=Code.NO_REPOSITORY)
 
 
 # ---- a new one

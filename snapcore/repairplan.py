@@ -242,7 +242,8 @@ class _Survey:
         for c in entered:
             threads.setdefault(c.thread_id, []).append(c)
         for thread_id, some in threads.items():
-            words = f"Enter {len(some)} checkpoints of thread {printable(thread_id)}, marked as recovered."
+            noun = "checkpoint" if len(some) == 1 else "checkpoints"
+            words = f"Enter {len(some)} {noun} of thread {printable(thread_id)}, marked as recovered."
             self._act(Step.ENTER_CHECKPOINTS, thread_id, words, checkpoints=some)
         return plan
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from . import history
 from .capturing import CaptureReport, CaptureRequest, RootRequest, capture
-from .config import CONFIG_KEY, CREATING_KEY, RepositoryConfig, encode_config, new_config, read_config
+from .config import CONFIG_KEY, CREATING_KEY, RepositoryConfig, encode_config, new_config, read_config, without_config
 from .databases import has_own_database, inner_database, new_own_database, own_database
 from .engine import Engine, finish
 from .errors import Code, RepositoryError, SnapshotError, printable
@@ -551,12 +551,11 @@ class OpenRepository:
                     code=Code.REPOSITORY_EXISTS,
                     hint="Use it as it is.",
                 )
-            if config is None and not self._create:
-                raise RepositoryError(
-                    f"There is no repository at {printable(self._url)}.",
-                    code=Code.NO_REPOSITORY,
-                    hint=f"Create one with 'snapcore init --repo {printable(self._url)}'.",
-                )
+            if config is None:
+                why = await without_config(blobs, self._url)
+                config = await read_config(blobs)  # another process may have created it meanwhile
+                if config is None and (not self._create or why.code is Code.DAMAGED):
+                    raise why
             database = self._database or inner_database(self._url)
             if database is None:
                 config = config or await _create_with_own_database(blobs)

@@ -48,6 +48,19 @@ def test_forget_and_gc_make_room(five: Run, tmp_path: Path) -> None:
     five("verify", "--read-data")
 
 
+def test_packs_that_a_capture_had_only_begun_are_told_as_such(five: Run, repo: Path) -> None:
+    async def begin() -> None:
+        async with snapcore.open_repository(str(repo)) as opened:
+            grant = await opened.checkpoints.acquire_writer("t", ttl=600)
+            await opened.checkpoints.reserve_packs(grant.lease, [f"{n:032x}" for n in (1, 2)])
+            await opened.checkpoints.release_writer(grant.lease)
+
+    asyncio.run(begin())
+    told = five("gc", "--grace", "0").text
+    assert re.search(r"^freed +2 packs +-  nothing needs them", told, re.MULTILINE)
+    assert told.endswith("freed 0 B in 0 packs, and 2 packs of captures that were cut short\n")
+
+
 def test_a_dry_run_of_forget_says_why_each_stays(five: Run) -> None:
     text = five("forget", "-t", "t", "--keep-last", "2", "--keep-daily", "1", "--dry-run").text
     rows = [line.split() for line in text.splitlines()[1:-1]]

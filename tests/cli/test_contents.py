@@ -1,6 +1,7 @@
 """`ls` and `cat`, and how checkpoints are named on every command that takes one."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,13 @@ def test_a_time_far_away(run: Run, tree: Path) -> None:
     run("init")
     run("capture", str(tree), "-t", "t")
     assert "2255-03-14 16:00:00 notes.txt" in run("ls", "latest", "-t", "t", "-l").text
+
+
+def test_what_is_not_there_is_looked_for_with_ls(made: Run) -> None:
+    for command in ("cat", "ls"):
+        missing = made(command, "latest:nothing", "-t", "t", code=1).stderr
+        assert re.search(r"has no nothing\. \[INVALID_REQUEST\]\n  'snapcore ls [0-9a-f]{32}' lists what it holds\.", missing)
+    assert "'snapcore ls' shows" in made("cat", "latest:link", "-t", "t", code=1).stderr
 
 
 def test_the_tree(made: Run) -> None:

@@ -136,6 +136,18 @@ def test_damage_is_found(made: Run, repo: Path) -> None:
     assert "needed by checkpoint" in made("verify", "--quiet", code=1).text
 
 
+def test_a_repository_that_has_lost_its_settings_is_not_taken_for_none(made: Run, repo: Path) -> None:
+    kept = (repo / "snapcore.json").read_bytes()
+    (repo / "snapcore.json").unlink()
+    for command in (("list", "-t", "t"), ("threads",), ("init",), ("repair",)):
+        outcome = made(*command, code=1)
+        assert "has packs and no snapcore.json. [DAMAGED]" in outcome.stderr
+        assert "from a copy" in outcome.stderr
+    assert not list(repo.glob("snapcore*.json")), "an init makes no other repository of it"
+    (repo / "snapcore.json").write_bytes(kept)
+    made("verify")
+
+
 def test_a_foreign_file_in_the_place_of_the_database(run: Run, repo: Path) -> None:
     run("init")
     for path in repo.glob("*.db*"):

@@ -141,7 +141,7 @@ def test_what_a_listing_lacked_in_a_rebuild_comes_back_once_it_is_listed(
     assert [c["id"] for c in run("list", "--thread", "t", "--json").json] == ["c0", "c1"]
     run("verify", "--read-data")
     server.faults.hidden.clear()
-    assert "would: Enter 1 checkpoints of thread t" in run("repair", code=1).text
+    assert "would: Enter 1 checkpoint of thread t" in run("repair", code=1).text
     run("repair", "--yes")
     all_restored(run, tmp_path, states)
     assert run("repair").text == "nothing to do\n"

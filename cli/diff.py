@@ -18,7 +18,7 @@ from .runtime import Exit, Invocation, UsageError, command, places, resolve
 if TYPE_CHECKING:
     from snapcore.browse import Diff, DiffEntry
     from snapcore.model import Checkpoint
-    from snapcore.patches import FilePatch
+    from snapcore.patchtext import FilePatch
     from snapcore.repository import Repository
 
 __all__ = ["diff"]

@@ -14,7 +14,7 @@ from .output import columns, count, entry_fields, padded, path_text, print_line,
 if TYPE_CHECKING:
     from snapcore.browse import Diff, DiffEntry, NotCompared
     from snapcore.model import Entry
-    from snapcore.patches import FilePatch
+    from snapcore.patchtext import FilePatch
 
 __all__ = ["change_fields", "print_names", "print_patch", "print_skipped", "print_stat"]
 

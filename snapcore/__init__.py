@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .forking import ForkReport, RunAgain, Uncovered
     from .ledger import Event, EventKind
     from .model import Checkpoint, Entry, FileStat, Kind, Progress, Redaction, RootState, Skipped, ThreadInfo, Totals
-    from .patches import FilePatch
+    from .patchtext import FilePatch
     from .rebuilding import plan_repair, repair_repository
     from .redaction_hooks import RedactionHook, RedactionPattern
     from .registry import connect
@@ -94,7 +94,7 @@ _WHERE = {
         "ThreadInfo",
         "Totals",
     ),
-    "patches": ("FilePatch",),
+    "patchtext": ("FilePatch",),
     "rebuilding": ("plan_repair", "repair_repository"),
     "redaction_hooks": ("RedactionHook", "RedactionPattern"),
     "registry": ("connect",),

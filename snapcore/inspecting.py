@@ -15,7 +15,7 @@ from .transfer import tree_paths
 
 if TYPE_CHECKING:
     from .browse import Diff
-    from .patches import FilePatch
+    from .patchtext import FilePatch
 
 __all__ = ["Inspections"]
 
@@ -156,7 +156,7 @@ class Inspections:
         file is redacted as a capture would do it; where a recorded secret is not found again, and not all that was redacted then
         is given as `secrets`, `hooks` and `patterns`, its text is not shown.
 
-        Raises what `open_file` and `compare` raise.
+        Raises what `open_file` and `compare` raise; `SnapshotError` `INVALID_REQUEST` for a sandbox and no checkpoint before it.
         """
         from .patches import LiveSide, PatchRequest, StoredSide, make_patches
 
@@ -166,8 +166,9 @@ class Inspections:
             async for patch in make_patches(self._engine, PatchRequest(found, old, StoredSide(self._engine, after), context)):
                 yield patch
             return
+        if before is None:
+            raise SnapshotError("A sandbox is compared with a checkpoint.", code=Code.INVALID_REQUEST, hint="Pass one as before.")
         async with opened_sandbox(after) as handle:
-            assert before is not None
             places = restore_roots(handle, before, workspace_root, roots)
             live = LiveSide(self._engine, before, places, redactor)
             async for patch in make_patches(self._engine, PatchRequest(found, old, live, context)):

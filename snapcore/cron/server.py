@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
-from snapcore.errors import Code, SnapshotError
+from snapcore.errors import Code, SnapshotError, printable
 
 __all__ = ["Answer", "HttpServer"]
 
@@ -31,9 +31,10 @@ class HttpServer:
         """Listen. Raises `SnapshotError` `INVALID_REQUEST` when that address is in use or is none of this machine."""
         try:
             self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter for what can be no name of a host
+            reason = (error.strerror if isinstance(error, OSError) else "") or "it is no address"
             raise SnapshotError(
-                f"listen: the address {host}:{port} cannot be used: {error.strerror or type(error).__name__}.",
+                f"listen: the address {printable(host)}:{port} cannot be used: {reason}.",
                 code=Code.INVALID_REQUEST,
                 hint="Choose another port, or end what listens there.",
             ) from None

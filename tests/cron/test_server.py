@@ -113,3 +113,11 @@ async def test_a_port_that_is_in_use_is_a_typed_error() -> None:
             await HttpServer({}).start("127.0.0.1", port)
     assert caught.value.code == Code.INVALID_REQUEST
     assert str(port) in caught.value.message
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".invalid", "\x1b[31mx"])
+async def test_a_host_that_can_be_none_is_a_typed_error_without_control_characters(host: str) -> None:
+    with pytest.raises(SnapshotError) as caught:
+        await HttpServer({}).start(host, 0)
+    assert caught.value.code == Code.INVALID_REQUEST
+    assert caught.value.message.isprintable()

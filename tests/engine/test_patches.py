@@ -5,7 +5,7 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import snapcore
+from snapcore.errors import Code, SnapshotError
 from snapcore.linediff import changed_blocks
-from snapcore.patches import MAX_TEXT_BYTES, MAX_TEXT_LINES, FilePatch, quoted_name
+from snapcore.patches import MAX_TEXT_BYTES
+from snapcore.patchtext import MAX_TEXT_LINES, FilePatch, quoted_name
 from snapcore.repository import Repository
 
 Make = Callable[..., Path]
@@ -103,7 +105,7 @@ files = st.one_of(
 )
 
 
-def without_conflicts(tree: Tree) -> Tree:
+def without_conflicts(tree: Mapping[bytes, bytes | tuple[str, bytes]]) -> Tree:
     return {name: what for name, what in tree.items() if not any(other.startswith(name + b"/") for other in tree)}
 
 
@@ -277,3 +279,11 @@ def test_no_shorter_difference_exists(a: list[bytes], b: list[bytes]) -> None:
     for block in reversed(blocks):
         made[block.a1 : block.a2] = b[block.b1 : block.b2]
     assert made == b
+
+
+async def test_a_patch_against_a_sandbox_needs_a_checkpoint(memory_repo: Repository, make: Make) -> None:
+    work = make({"a": "one"})
+    found = await memory_repo.compare(await memory_repo.capture(work, thread_id="t"), work)
+    with pytest.raises(SnapshotError) as caught:
+        _ = [p async for p in memory_repo.patches(found, None, work)]
+    assert caught.value.code == Code.INVALID_REQUEST

@@ -52,6 +52,7 @@ LAYERS = (
         "packwriter",
         "pagestates",
         "patches",
+        "patchtext",
         "placement",
         "planned",
         "playback",

@@ -1,8 +1,11 @@
 """Checkpoints on a schedule: the jobs of a settings file, run by a scheduler of their own or by the system's."""
 
+import contextlib
 import dataclasses
 import logging
+import signal
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -50,10 +53,15 @@ async def cron_run(
     With --once it runs all jobs, or those that are named, and ends with 0; with 3 when there were warnings, 11 when other writers
     held all threads, 1 when anything failed. That is for crontab, systemd timers and Kubernetes. gc runs only if --job names it.
     """
-    from snapcore.cron.logs import Events, Scrubber, logging_to
-
     if file is not None:
         invocation = invocation.with_config(file)
+    with contextlib.nullcontext() if once else _hang_ups_wait():
+        return await _run(invocation, job, once, log_format)
+
+
+async def _run(invocation: Invocation, job: list[str] | None, once: bool, log_format: str | None) -> int:
+    from snapcore.cron.logs import Events, Scrubber, logging_to
+
     plan = _plan(invocation, job)
     form = log_format or ("text" if sys.stderr.isatty() and not invocation.json else "json")
     if form not in ("json", "text"):
@@ -64,6 +72,16 @@ async def cron_run(
         if once:
             return await _once(invocation, plan, events, scrubber, job or [])
         return await _daemon(invocation, plan, events, scrubber, job)
+
+
+@contextlib.contextmanager
+def _hang_ups_wait() -> Iterator[None]:
+    """SIGHUP does not end the process before the scheduler can hear it, and what is asked for meanwhile is done then."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _plan(invocation: Invocation, job: list[str] | None) -> "Plan":
@@ -78,8 +96,6 @@ def _plan(invocation: Invocation, job: list[str] | None) -> "Plan":
 
 
 async def _daemon(invocation: Invocation, plan: "Plan", events: "Events", scrubber: "Scrubber", job: list[str] | None) -> int:
-    import signal
-
     from snapcore.cron.daemon import Daemon
 
     daemon = Daemon(plan, lambda: _plan(invocation, job), invocation.repository, events, scrubber)

@@ -51,12 +51,17 @@ class DirectWorkspace:
     File times are taken to have at most 20 ms of granularity, as every current Linux and macOS file system with
     nanosecond times has. A link whose absolute target names the root by its resolved path is shown as if it had named
     it by `root`. Captures and swaps wait `busy_seconds` for each other.
+
+    With `below`, a folder above `root`, no link on the way from there to the root is followed, also none that is laid there
+    later: the workspace cannot be opened then. Such a workspace is for captures alone.
     """
 
-    def __init__(self, root: "StrPath", *, busy_seconds: float = BUSY_SECONDS) -> None:
+    def __init__(self, root: "StrPath", *, busy_seconds: float = BUSY_SECONDS, below: "StrPath | None" = None) -> None:
         self._busy_seconds = busy_seconds
         self._root = os.path.abspath(os.fspath(root))
-        self._real = os.path.realpath(self._root)
+        self._top = os.path.realpath(self._root if below is None else below)
+        self._way = "" if below is None else os.path.relpath(self._root, os.path.abspath(os.fspath(below)))
+        self._real = os.path.normpath(os.path.join(self._top, self._way))
 
     @property
     def root(self) -> str:
@@ -116,6 +121,8 @@ class DirectWorkspace:
         deadline = loop.time() + self._busy_seconds
         while True:
             try:
+                if self._way:
+                    self._folders().close()  # before anything is looked at by its path
                 await self.recover()
                 lock = await in_thread(self._lock_shared)
                 break
@@ -152,7 +159,11 @@ class DirectWorkspace:
 
     def _folders(self) -> FolderCache:
         try:
-            return FolderCache(os.open(self._real, FOLDER_FLAGS))
+            opened = FolderCache(os.open(self._top, FOLDER_FLAGS))
+            if not self._way:
+                return opened
+            with opened:
+                return FolderCache(os.dup(opened.fd(os.fsencode(self._way))))
         except OSError as error:
             raise SnapshotError(
                 f"The workspace {printable(self._root)} cannot be opened as a folder: {error.strerror}.",

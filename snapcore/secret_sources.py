@@ -1,7 +1,9 @@
 """Where secrets come from: the environment, files, and what commands write to stdout. Never from arguments and settings files."""
 
+import contextlib
 import os
 import select
+import stat
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,20 +20,24 @@ __all__ = ["COMMAND_SECONDS", "MAX_VALUE_BYTES", "secret_values", "without_waiti
 
 MAX_VALUE_BYTES: Final = 1 << 20
 COMMAND_SECONDS: Final = 60.0
+END_SECONDS: Final = 0.2  # after so long it is asked for again whether anybody still waits
 START_SECONDS: Final = 10.0  # a thread that was not begun by then, since a signal came first, never will be
 
 
-def secret_values(sources: Mapping[str, SecretSource], *, folder: str, may_run: bool) -> dict[str, bytes]:
+def secret_values(
+    sources: Mapping[str, SecretSource], *, folder: str, may_run: bool, given_up: int | None = None
+) -> dict[str, bytes]:
     """The values of secrets by name. Paths of files are relative to `folder`, where commands run, too.
 
     Blocks until they are there: a command has `COMMAND_SECONDS`, and nothing on its stdin; what it writes to stderr goes to this
     process's. It is killed when this is interrupted. `may_run` says whether commands may run at all: not those of a settings file
-    that the user has not named (`Loaded.named`), since an agent could have written it.
+    that the user has not named (`Loaded.named`), since an agent could have written it. `given_up` is the reading end of a pipe;
+    once the other is closed, nothing is waited for any more, neither a command nor who would write into a FIFO.
 
     Raises `SnapshotError` `INVALID_REQUEST` for a value that cannot be had, is empty, larger than `MAX_VALUE_BYTES`, or too short
     to be looked for. Its words hold nothing of a value, a command, or what a command wrote.
     """
-    return {name: _value(name, source, folder, may_run) for name, source in sources.items()}
+    return {name: _value(name, source, folder, may_run, given_up) for name, source in sources.items()}
 
 
 def without_waiting(source: SecretSource, *, folder: str) -> bool:
@@ -47,14 +53,14 @@ def _is_file_or_absent(path: str) -> bool:
     return os.path.isfile(path) or not os.path.exists(path)
 
 
-def _value(name: str, source: SecretSource, folder: str, may_run: bool) -> bytes:
+def _value(name: str, source: SecretSource, folder: str, may_run: bool, given_up: int | None) -> bytes:
     checked_name(name, "a secret")
     if source.env is not None:
         value = _from_environment(name, source.env)
     elif source.file is not None:
-        value = _without_line_break(_from_file(name, _path(source.file, folder)))
+        value = _without_line_break(_from_file(name, _path(source.file, folder), given_up))
     elif source.command is not None:
-        value = _without_line_break(_from_command(name, source.command, folder, may_run))
+        value = _without_line_break(_from_command(name, source.command, folder, may_run, given_up))
     else:
         raise _invalid(f"Nothing says where secret '{name}' comes from.", "Name one of env, file and command.")
     _check_length(name, value)
@@ -70,10 +76,17 @@ def _from_environment(name: str, variable: str) -> bytes:
     return value
 
 
-def _from_file(name: str, path: str) -> bytes:
+def _from_file(name: str, path: str, given_up: int | None) -> bytes:
     try:
-        with open(path, "rb") as file:
-            value = file.read(MAX_VALUE_BYTES + 1)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO is waited for when it is read
+        try:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                with open(descriptor, "rb", closefd=False) as file:
+                    value = file.read(MAX_VALUE_BYTES + 1)
+            else:
+                value = _all_of(name, descriptor, None, given_up)
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no path"
         raise _invalid(f"The file of secret '{name}', {printable(path)}, cannot be read: {reason}.", "") from None
@@ -101,23 +114,20 @@ def _check_length(name: str, value: bytes) -> None:
         )
 
 
-def _from_command(name: str, written: str | Sequence[str], folder: str, may_run: bool) -> bytes:
+def _from_command(name: str, written: str | Sequence[str], folder: str, may_run: bool, given_up: int | None) -> bytes:
     words = _words(name, written)
     if not may_run:
         raise _invalid(
             f"Secret '{name}' comes from a command in a settings file that was found, not named; it is not run.",
             "If you trust the file, name it with --config.",
         )
-    import subprocess
-
     deadline = time.monotonic() + COMMAND_SECONDS
     command = _Command(words, folder)
     try:
         process = command.start()
-        value = _output(name, process, deadline)
-        code = process.wait(max(deadline - time.monotonic(), 0))
-    except subprocess.TimeoutExpired:
-        raise _too_slow(name) from None
+        assert process.stdout is not None
+        value = _all_of(name, process.stdout.fileno(), deadline, given_up)
+        code = _end_of(name, process, deadline, given_up)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "its words are not valid"
         raise _invalid(f"The command of secret '{name}' cannot be started: {reason}.", "") from None
@@ -183,21 +193,39 @@ def _words(name: str, command: str | Sequence[str]) -> list[str]:
     return words
 
 
-def _output(name: str, process: "subprocess.Popen[bytes]", deadline: float) -> bytes:
-    """All that the command writes to stdout."""
-    assert process.stdout is not None
-    descriptor = process.stdout.fileno()
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
+def _all_of(name: str, descriptor: int, deadline: float | None, given_up: int | None) -> bytes:
+    """All that comes out of a pipe."""
     value = bytearray()
-    while (left := deadline - time.monotonic()) > 0:
-        if not poll.poll(left * 1000):
-            break
+    while _is_ready(name, descriptor, deadline, given_up):
         piece = os.read(descriptor, 1 << 16)
         if not piece:
             return bytes(value)
         value += piece
         _check_size(name, len(value))
+    raise _too_slow(name)
+
+
+def _is_ready(name: str, descriptor: int | None, deadline: float | None, given_up: int | None) -> bool:
+    """Wait until there is something to read; False when the time is over."""
+    poll = select.poll()
+    for each in (descriptor, given_up):
+        if each is not None:
+            poll.register(each, select.POLLIN)
+    left = None if deadline is None else max(deadline - time.monotonic(), 0) * 1000
+    ready = {each for each, _ in poll.poll(left)}
+    if given_up in ready:
+        raise _invalid(f"Secret '{name}' was not waited for.", "")
+    return bool(ready)
+
+
+def _end_of(name: str, process: "subprocess.Popen[bytes]", deadline: float, given_up: int | None) -> int:
+    """The exit code of a command that has closed its stdout."""
+    import subprocess
+
+    while (left := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(min(left, END_SECONDS))
+        _is_ready(name, None, time.monotonic(), given_up)
     raise _too_slow(name)
 
 

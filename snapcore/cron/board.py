@@ -74,10 +74,7 @@ class Board:
     def skipped(self, job: str, sandbox: str, thread_id: str) -> None:
         """A run was left out, because the one before still goes on."""
         self._metrics.skipped(job)
-        message = "The run before has not ended."
-        self._events.tell(
-            "skipped", message, level=logging.WARNING, job=job, sandbox=printable(sandbox), thread=thread_id, outcome="skipped"
-        )
+        self._events.skipped(job, sandbox, thread_id)
 
     def retain(self, job: str, threads: Collection[str]) -> None:
         """Forget what a job did in other threads."""

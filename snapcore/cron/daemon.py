@@ -20,7 +20,7 @@ from .jobs import GC, Job, Plan
 from .logs import Events, Scrubber
 from .running import Ended, Runner
 from .schedule import Every, Key, Retries, Schedule, is_missed
-from .scheduling import new_scheduler, trigger
+from .scheduling import began, entry_id, follow_clock, is_due, new_scheduler, retry_id, trigger
 from .targets import Target, Threads
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Daemon:
         self._present: dict[str, dict[str, Target]] = {}  # job -> thread -> what was there when it was looked up last
         self._retries = Retries(self._chance)
         self._history: dict[Key, list[JobRun]] = {}  # the newest run that went well, and the newest of all
+        self._reloading = asyncio.Lock()
         self._stopping: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
@@ -86,10 +87,12 @@ class Daemon:
         Raises `SnapshotError` `INVALID_REQUEST` when the address to listen at cannot be used.
         """
         loop = asyncio.get_running_loop()
-        await self._board.listen(self._plan.listen)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._hang_up, sys.stderr.isatty())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))  # one that came since the file was read counts
+        async with self._reloading:
+            await self._board.listen(self._plan.listen)
         work = asyncio.create_task(self._work())
         try:
             either: list[asyncio.Future[Any]] = [work, self._stopping]
@@ -101,7 +104,7 @@ class Daemon:
             running = sum(turn.begun for turn in self._turns.values())
             self._events.tell("stopping", f"Runs that are given up: {running}." if running else "")
             await stop([work])
-            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             await self._board.close()
             self._events.tell("stopped")
@@ -115,6 +118,8 @@ class Daemon:
 
     def _hang_up(self, from_terminal: bool) -> None:
         """SIGHUP asks for a reload; or tells that the terminal is gone from which this was started, and ends it."""
+        if self._stopping.done():
+            return
         if from_terminal and not sys.stderr.isatty():
             self._stop(signal.SIGTERM)
         else:
@@ -135,7 +140,7 @@ class Daemon:
                 self._start_gc()
                 for job in self._plan.jobs.values():
                     self._start_job(job)
-                await asyncio.get_running_loop().create_future()  # until it is cancelled
+                await follow_clock(self._scheduler, self._set_back)  # until it is cancelled
             finally:
                 self._scheduler.shutdown(wait=False)
                 await stop([*self._tasks])
@@ -183,15 +188,15 @@ class Daemon:
         for run in runs:
             self._board.seed(run)
         self._schedule(GC, gc.schedule, runs, self._fire)
-        if _is_due(gc.schedule, runs):
+        if is_due(gc.schedule, runs):
             self._begin((GC, ""), self._collect())
 
     def _schedule(self, name: str, schedule: Schedule, runs: list[JobRun], work: Callable[[str], Any]) -> None:
         """Begin `work` by a schedule; an interval goes on from the last run that went well."""
         now = datetime.now(UTC)
-        good = [_began(run) for run in runs if run.good]
+        good = [began(run) for run in runs if run.good]
         last = max(good) if good and not is_missed(schedule, max(good), now) else now
-        self._scheduler.add_job(work, trigger(schedule, last), args=(name,), id=_job_id(name), replace_existing=True)
+        self._scheduler.add_job(work, trigger(schedule, last), args=(name,), id=entry_id(name), replace_existing=True)
 
     async def _fire(self, name: str) -> None:
         """A job's time has come."""
@@ -208,6 +213,9 @@ class Daemon:
         else:
             self._launch(target)
 
+    def _set_back(self, seconds: float) -> None:
+        self._events.tell("clock-set-back", f"The clock was set back by {seconds:.0f} s.", level=logging.WARNING)
+
     async def _beat(self) -> None:
         self._board.publish()
 
@@ -221,21 +229,22 @@ class Daemon:
         at = self._retries.again(key, schedule, now)
         regular = self._next_run(key[0], "")
         if regular is not None and at < regular:
-            self._scheduler.add_job(self._try_again, "date", run_date=at, args=key, id=_retry_id(key), replace_existing=True)
+            self._scheduler.add_job(self._try_again, "date", run_date=at, args=key, id=retry_id(key), replace_existing=True)
             self._events.tell("retry", f"Next try in {(at - now).total_seconds():.1f} s.", job=key[0], thread=key[1])
 
     def _settle(self, key: Key) -> None:
         """Nothing is to be tried again."""
         self._retries.settle(key)
-        self._unschedule(_retry_id(key))
+        self._unschedule(retry_id(key))
 
     def _unschedule(self, entry: str) -> None:
         if self._scheduler.get_job(entry) is not None:
             self._scheduler.remove_job(entry)
 
     def _next_run(self, job: str, thread_id: str) -> datetime | None:
-        entries = [self._scheduler.get_job(entry) for entry in (_job_id(job), _retry_id((job, thread_id)))]
-        return min((entry.next_run_time for entry in entries if entry is not None), default=None)
+        entries = [self._scheduler.get_job(entry) for entry in (entry_id(job), retry_id((job, thread_id)))]
+        # before it starts and once it has ended, the scheduler gives what is put into it no time
+        return min((entry.next_run_time for entry in entries if hasattr(entry, "next_run_time")), default=None)
 
     def _remember(self, key: Key, run: JobRun) -> None:
         """A job that is changed goes on from its last runs."""
@@ -251,7 +260,7 @@ class Daemon:
             if only_due:
                 for run in runs:
                     self._board.seed(run)
-            if not only_due or _is_due(job.schedule, runs):
+            if not only_due or is_due(job.schedule, runs):
                 self._launch(target)
 
     async def _targets(self, job: Job) -> list[Target]:
@@ -317,6 +326,10 @@ class Daemon:
 
     async def _reload(self) -> None:
         """Take over what has changed in the file; a file that is not valid changes nothing."""
+        async with self._reloading:
+            await self._reload_alone()
+
+    async def _reload_alone(self) -> None:
         old = self._plan
         try:
             new = self._load()
@@ -348,12 +361,12 @@ class Daemon:
         for name in sorted(added | changed):
             self._start_job(new.jobs[name])
         if new.gc != old.gc:
-            self._unschedule(_job_id(GC))
+            self._unschedule(entry_id(GC))
             self._start_gc()
 
     def _stop_job(self, name: str) -> None:
         """Take a job out of the scheduler. A capture that runs goes on to its end."""
-        self._unschedule(_job_id(name))
+        self._unschedule(entry_id(name))
         for key in self._retries.of_job(name):
             self._settle(key)
         for key, turn in list(self._turns.items()):
@@ -391,23 +404,3 @@ class Daemon:
         if not task.cancelled() and (error := task.exception()) is not None:
             # What is foreseen does not come here. The schedule goes on.
             self._events.tell("error", f"A run ended with {type(error).__name__}.", level=logging.ERROR)
-
-
-def _is_due(schedule: Schedule, runs: list[JobRun]) -> bool:
-    """Whether a run was missed. What never ran is due where it runs at intervals; at a fixed time only after it has failed."""
-    good = [_began(run) for run in runs if run.good]
-    if not good:
-        return bool(runs) or isinstance(schedule, Every)
-    return is_missed(schedule, max(good), datetime.now(UTC))
-
-
-def _began(run: JobRun) -> datetime:
-    return datetime.fromtimestamp(run.started_at / 1e6, UTC)
-
-
-def _job_id(name: str) -> str:
-    return f"job:{name}"
-
-
-def _retry_id(key: Key) -> str:
-    return f"retry:{key[0]}\0{key[1]}"

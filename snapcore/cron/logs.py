@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final, Literal, TextIO
 
+from snapcore.addresses import shown_address
 from snapcore.errors import SnapcoreError, printable
 from snapcore.redaction import Redactor
 from snapcore.runs import JobRun, Outcome
+
+from .lines import LineWriter
 
 __all__ = ["Events", "LogFormat", "Scrubber", "logging_to"]
 
@@ -54,7 +57,19 @@ class Events:
 
     def begun(self, job: str, sandbox: str, thread_id: str) -> None:
         """A capture begins."""
-        self.tell("capturing", level=logging.DEBUG, job=job, sandbox=printable(sandbox), thread=thread_id)
+        self.tell("capturing", level=logging.DEBUG, job=job, sandbox=printable(shown_address(sandbox)), thread=thread_id)
+
+    def skipped(self, job: str, sandbox: str, thread_id: str) -> None:
+        """A run was left out."""
+        self.tell(
+            "skipped",
+            "The run before has not ended.",
+            level=logging.WARNING,
+            job=job,
+            sandbox=printable(shown_address(sandbox)),
+            thread=thread_id,
+            outcome="skipped",
+        )
 
     def unrecorded(self, error: SnapcoreError) -> None:
         """A run is not in the repository's record."""
@@ -81,8 +96,7 @@ class Events:
 @contextlib.contextmanager
 def logging_to(stream: TextIO, form: LogFormat, level: int, scrubber: Scrubber) -> Iterator[None]:
     """Send all logs of this process to a stream: of snapcore from `level` on, of other packages warnings and errors."""
-    handler = _Handler(stream)
-    handler.setFormatter(_JsonFormatter(scrubber) if form == "json" else _TextFormatter(scrubber))
+    handler = _Handler(stream, _JsonFormatter(scrubber) if form == "json" else _TextFormatter(scrubber))
     root, own = logging.getLogger(), logging.getLogger("snapcore")
     before = own.level
     root.addHandler(handler)
@@ -92,13 +106,34 @@ def logging_to(stream: TextIO, form: LogFormat, level: int, scrubber: Scrubber) 
     finally:
         own.setLevel(before)
         root.removeHandler(handler)
+        handler.close()
 
 
-class _Handler(logging.StreamHandler[TextIO]):
-    """A log that nobody can write any more stops no capture."""
+class _Handler(logging.Handler):
+    """A log that is not read, or that nobody can write any more, stops no capture."""
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name of logging)
-        """Nothing."""
+    def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._lines = LineWriter(stream, self._lost)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001  # of whatever another package wanted to say
+            return
+        self._lines.put(line)
+
+    def close(self) -> None:
+        """See `logging.Handler`."""
+        self._lines.close()
+        super().close()
+
+    def _lost(self, count: int) -> str:
+        message = f"{count} {'line' if count == 1 else 'lines'} of this log could not be written."
+        fields = {"msg": message, "levelno": logging.WARNING, "levelname": "WARNING", _EVENT: "lost", _FIELDS: {}}
+        return self.format(logging.makeLogRecord(fields))
 
 
 class _Formatter(logging.Formatter):

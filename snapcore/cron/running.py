@@ -1,21 +1,25 @@
 """One run of a job in one sandbox, and one gc: what is done, and what is recorded of it."""
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from snapcore.addresses import shown_address
 from snapcore.autocheckpoint import attempted
 from snapcore.engine import finish
 from snapcore.errors import CheckpointWriterConflictError, Code, ProviderError, SnapcoreError, SnapshotError, printable
 from snapcore.redaction import Redactor
 from snapcore.runs import MAX_MESSAGE, JobRun, Outcome
+from snapcore.settings import SecretSource
 
 from .jobs import GC, Collection, Job, Plan
 from .logs import Events, Scrubber
 from .targets import Refused, Target, Threads
+from .threads import apart
 
 if TYPE_CHECKING:
     from snapcore.capturing import CaptureReport
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Ended", "Logged", "Observer", "Runner", "run_once"]
 
 MAX_ADDRESS: Final = 4096
+GIVE_UP_SECONDS: Final = 5.0  # for a command that gives a secret to be killed
 _MICROSECONDS: Final = 1_000_000
 
 
@@ -184,9 +189,7 @@ class Runner:
         """The values of the job's secrets as they are now."""
         if not job.secrets:
             return {}
-        from snapcore.secret_sources import secret_values
-
-        values = await attempted(asyncio.to_thread(secret_values, job.secrets, folder=self._folder, may_run=self._may_run))
+        values = await attempted(self._read(job.secrets))
         if isinstance(values, SnapcoreError):
             return values
         try:
@@ -195,16 +198,36 @@ class Runner:
             return error
         return values
 
+    async def _read(self, sources: Mapping[str, SecretSource]) -> dict[str, bytes]:
+        """The values of secrets. A cancelled caller waits for no command, and leaves none behind."""
+        from snapcore.secret_sources import secret_values
+
+        given_up, giving_up = os.pipe()
+
+        def read() -> dict[str, bytes]:
+            try:
+                return secret_values(sources, folder=self._folder, may_run=self._may_run, given_up=given_up)
+            finally:
+                os.close(given_up)
+
+        reading = asyncio.ensure_future(apart(read))
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # it was seen
+        try:
+            return await asyncio.shield(reading)
+        finally:
+            os.close(giving_up)
+            await asyncio.wait([reading], timeout=GIVE_UP_SECONDS)
+
     async def _capture(self, target: Target, values: Mapping[str, bytes]) -> "CaptureReport | SnapcoreError":
         job = target.job
         return await attempted(
             self._repo.capture_with_report(
-                target.sandbox,
+                target.sandbox if target.below is None else _without_links(target, target.below),
                 thread_id=target.thread_id,
                 label=job.label,
                 policy=job.policy,
                 secrets=values or None,
-                workspace_root=job.workspace,
+                workspace_root=job.workspace if target.below is None else None,
                 skip_unchanged=True,
             )
         )
@@ -250,7 +273,7 @@ class Runner:
         return max(0, int(self._clock() * _MICROSECONDS))
 
     def _address(self, sandbox: str) -> str:
-        return printable(self._scrubber.scrub(sandbox))[:MAX_ADDRESS]
+        return printable(shown_address(self._scrubber.scrub(sandbox)))[:MAX_ADDRESS]
 
     def _told(self, error: SnapcoreError) -> str:
         """What an error says; one that names thousands of paths is cut."""
@@ -282,6 +305,13 @@ class Runner:
             error=None if error is None else str(error.code),
             message=message if error is None else self._told(error),
         )
+
+
+def _without_links(target: Target, below: str) -> object:
+    """The workspace of a folder that a selector found: who owns it may have put a link in its place since."""
+    from snapcore.providers.direct import DirectWorkspace
+
+    return DirectWorkspace(os.path.join(target.sandbox, target.job.workspace or ""), below=below)
 
 
 def _replaced(run: JobRun, **changes: object) -> JobRun:

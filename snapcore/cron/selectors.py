@@ -13,10 +13,13 @@ import urllib.parse
 from dataclasses import dataclass
 from typing import Final
 
-from snapcore.errors import Code, SnapshotError, printable
+from snapcore.errors import Code, ProviderError, SnapshotError, printable
+
+from .threads import apart
 
 __all__ = ["Found", "Selector", "list_sandboxes", "parse_selector"]
 
+LOOK_SECONDS: Final = 60.0
 _WILD: Final = frozenset("*?[")
 
 
@@ -30,10 +33,11 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One sandbox: its name, and its address."""
+    """One sandbox: its name, and its address. On the way from the folder `below` to it no link is followed."""
 
     name: str
     address: str
+    below: str | None = None
 
 
 def parse_selector(text: str, folder: str, what: str) -> Selector:
@@ -63,12 +67,22 @@ def parse_selector(text: str, folder: str, what: str) -> Selector:
 async def list_sandboxes(selector: Selector) -> list[Found]:
     """What a selector stands for now, by name.
 
-    Raises `ProviderError` when the engine cannot be reached, `SnapshotError` `MISSING_WORKSPACE` or `UNREADABLE_ENTRY` when
-    the folder before the first wildcard is not there or cannot be listed: it may be a disk that is not mounted.
+    Raises `ProviderError` when the engine cannot be reached or the disk does not answer, `SnapshotError` `MISSING_WORKSPACE` or
+    `UNREADABLE_ENTRY` when the folder before the first wildcard is not there or cannot be listed: it may be a disk that is not
+    mounted.
     """
     if selector.kind == "docker":
         return await _containers(selector.what)
-    return await asyncio.to_thread(_folders, selector.what)
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            return await apart(_folders, selector.what)
+    except TimeoutError:
+        raise ProviderError(
+            f"The folders were not listed within {LOOK_SECONDS:g} seconds.",
+            code=Code.EXEC_TIMEOUT,
+            hint="Does their disk answer?",
+            retryable=True,
+        ) from None
 
 
 async def _containers(label: str) -> list[Found]:
@@ -105,7 +119,7 @@ def _folders(pattern: str) -> list[Found]:
     found = [top]
     for part in parts[fixed:]:
         found = [path for folder in found for path in _inside(folder, part)]
-    return sorted((Found(os.path.relpath(path, top), path) for path in found), key=lambda each: each.name)
+    return sorted((Found(os.path.relpath(path, top), path, top) for path in found), key=lambda each: each.name)
 
 
 def _inside(folder: str, part: str) -> list[str]:

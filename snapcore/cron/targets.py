@@ -15,11 +15,12 @@ __all__ = ["Refused", "Target", "Threads"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One sandbox of a job, and its thread."""
+    """One sandbox of a job, and its thread. On the way from the folder `below` to it no link is followed."""
 
     job: Job
     sandbox: str
     thread_id: str
+    below: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Threads:
                 refused += [Refused(each.address, thread, _shared(thread)) for each in sandboxes]
             else:
                 self._owners.setdefault(thread, {})[job.name] = (sandboxes[0].address, job.workspace)
-                targets.append(Target(job, sandboxes[0].address, thread))
+                targets.append(Target(job, sandboxes[0].address, thread, sandboxes[0].below))
         return targets, refused
 
 

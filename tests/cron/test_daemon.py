@@ -1,5 +1,6 @@
 """The scheduler, run for real with intervals of a second."""
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -12,10 +13,10 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,7 +27,9 @@ from snapcore.runs import JobRun, Outcome
 from snapcore.testing.trees import compare_trees, make_tree
 
 from ..providers.docker_fixtures import MakeContainer  # noqa: TID252 (tests are no package that could be named)
-from .scheduler import DEADLINE, free_port, get, once, recorded, scheduler, sound
+from .scheduler import DEADLINE, Scheduler, free_port, get, once, recorded, scheduler, sound
+
+T = TypeVar("T")
 
 # An address behind this waits, in the middle of a capture, as long as the file `hold` is there.
 HOLD = 'touch "$0.begun"; while [ -e "$0" ]; do sleep 0.05; done; exec "$@"'
@@ -49,8 +52,9 @@ def work(tmp_path: Path) -> Path:
 
 def write(folder: Path, text: str) -> Path:
     file = folder / "jobs.toml"
-    file.write_text('repo = "repo"\n' + text)
-    return file
+    fresh = folder / "jobs.new"
+    fresh.write_text('repo = "repo"\n' + text)
+    return fresh.replace(file)
 
 
 def held(folder: Path, work: Path) -> str:
@@ -66,6 +70,22 @@ def wait_until(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < deadline, path
         time.sleep(0.02)
+
+
+def wait_until_ended(pid_file: Path) -> None:
+    deadline = time.monotonic() + DEADLINE
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.kill(int(pid_file.read_text()), 0)
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+async def poll_until(look: Callable[[], Awaitable[T]], good: Callable[[T], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not good(found := await look()):
+        assert time.monotonic() < deadline, found
+        await asyncio.sleep(0.05)
 
 
 # ------------------------------------------------------------------------------------------------------ what it is for
@@ -367,15 +387,94 @@ async def test_stopped_in_the_middle_of_a_capture_it_leaves_nothing_behind(
 
 
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path, repo: Path, work: Path) -> None:
-    """Even when it cannot stop: here a secret is read from a pipe that nobody writes into."""
+    """Even when it cannot stop: here Docker's engine does not answer."""
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind(str(tmp_path / "engine"))
+        engine.listen()
+        file = write(tmp_path, '[jobs.one]\nsandbox = "docker://name/workspace"\nthread = "one"\nevery = "1h"\n')
+        with scheduler(file, env={"DOCKER_HOST": f"unix://{tmp_path}/engine"}) as running:
+            engine.accept()[0].close()  # it is asked for its version first, and asks again
+            connection, _ = engine.accept()
+            with connection:
+                running.send(signal.SIGTERM)
+                running.wait_for(event="stopping")
+                running.send(signal.SIGTERM)
+                assert running.process.wait(DEADLINE) == -signal.SIGTERM
+
+
+SLOW_SECRETS = {"pipe": '{ file = "pipe" }', "command": """{ command = ["sh", "-c", 'echo $$ > pid; exec sleep 1000'] }"""}
+
+
+@pytest.mark.parametrize("source", SLOW_SECRETS.values(), ids=SLOW_SECRETS)
+async def test_a_secret_that_never_comes_holds_up_nothing(tmp_path: Path, repo: Path, work: Path, source: str) -> None:
     os.mkfifo(tmp_path / "pipe")
-    text = '[jobs.one]\nsandbox = "work"\nevery = "1h"\nsecrets = { TOKEN = { file = "pipe" } }\n'
+    waits = f'secrets = {{ TOKEN = {source} }}\nevery = "1h"\n'
+    text = "[cron]\nparallel = 40\n" + "".join(
+        f'[jobs.waits{number}]\nsandbox = "work"\n{waits}timeout = "1s"\n' for number in range(10)
+    )
+    text += f'[jobs.ever]\nsandbox = "work"\n{waits}[jobs.other]\nselect = "folders:wor*"\nthread = "{{name}}"\nevery = "1s"\n'
     with scheduler(write(tmp_path, text)) as running:
-        running.wait_for(event="capturing")
-        running.send(signal.SIGTERM)
-        running.wait_for(event="stopped")
-        running.send(signal.SIGTERM)
-        assert running.process.wait(DEADLINE) == -signal.SIGTERM
+        running.wait_for(event="unchanged", job="other")
+        for number in range(10):
+            assert running.wait_for(event="failed", job=f"waits{number}")["code"] == "EXEC_TIMEOUT"
+        if (tmp_path / "pid").exists():
+            wait_until_ended(tmp_path / "pid")
+        asked = time.monotonic()
+        assert running.end() == 0
+        assert time.monotonic() - asked < 30
+    assert [run.outcome for run in await recorded(repo, job="ever")] == [Outcome.INTERRUPTED]
+
+
+async def test_a_log_that_nobody_reads_stops_no_capture(tmp_path: Path, repo: Path, work: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"\n" * 4096)
+    os.set_blocking(writing, True)
+    file = write(tmp_path, '[jobs.one]\nsandbox = "work"\nevery = "1s"\n')
+    command = [sys.executable, "-m", "snapcore.cli", "cron", "run", str(file)]
+    process = subprocess.Popen(command, stderr=writing)  # noqa: ASYNC220  # starting is quick
+    os.close(writing)
+    try:
+        await poll_until(lambda: recorded(repo), lambda runs: len(runs) >= 3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE) == 0
+    finally:
+        process.kill()
+        os.close(reading)
+
+
+async def test_a_folder_that_becomes_a_link_is_not_followed(tmp_path: Path, repo: Path, work: Path) -> None:
+    """Also when it does so between being found and being captured: a link in the place of a folder above, too."""
+    for owner in ("alice", "bob"):
+        make_tree(tmp_path / "srv" / owner / "work", files=3)
+    address = held(tmp_path, work)
+    text = f'[cron]\nparallel = 1\n[jobs.first]\nsandbox = "{address}"\nevery = "1h"\n'
+    text += '[jobs.owned]\nselect = "folders:srv/*/work"\nthread = "{name}"\nevery = "1s"\n'
+    with scheduler(write(tmp_path, text)) as running:
+        running.wait_for(event="capturing", job="first")
+        running.wait_for(event="skipped", job="owned", thread="alice/work")  # it waits for its turn
+        (tmp_path / "srv" / "alice").rename(tmp_path / "alice")
+        (tmp_path / "srv" / "alice").symlink_to("bob")
+        (tmp_path / "hold").unlink()
+        assert running.wait_for(event="failed", thread="alice/work")["code"] in ("INVALID_WORKSPACE", "MISSING_WORKSPACE")
+        running.wait_for(event="captured", thread="bob/work")
+        assert running.end() == 0
+    async with snapcore.open_repository(repo, create=False) as opened:
+        assert await opened.get("alice/work") is None
+
+
+async def test_an_address_is_shown_without_what_may_be_a_secret(tmp_path: Path, repo: Path, work: Path) -> None:
+    address = f"exec:env -u hunter2-hunter2 {work}"
+    text = f'[cron]\nlisten = ":{(port := free_port())}"\n[jobs.one]\nsandbox = "{address}"\nthread = "one"\nevery = "1s"\n'
+    with scheduler(write(tmp_path, text)) as running:
+        running.wait_for(event="unchanged")
+        pages = get(port, "/health")[1] + get(port, "/metrics")[1]
+        assert running.end() == 0
+    told = f"{running.events} {running.noise} {pages!r} {await recorded(repo)}"
+    assert "exec:env ***" in told
+    assert "hunter2" not in told
 
 
 async def test_what_was_missed_while_it_was_down_is_caught_up_once(tmp_path: Path, repo: Path, work: Path) -> None:
@@ -460,6 +559,37 @@ async def test_sighup_takes_over_what_has_changed(tmp_path: Path, repo: Path, wo
         assert running.end() == 0
     assert json.loads((tmp_path / "health.json").read_text())["status"] == "ok"
     await sound(repo, {"stays": work, "comes": tmp_path / "other"}, tmp_path / "scratch")
+
+
+async def test_a_sighup_that_comes_while_it_starts_is_heard(tmp_path: Path, repo: Path, work: Path) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))  # as it does itself as soon as it can
+    try:
+        running = Scheduler(write(tmp_path, '[jobs.one]\nsandbox = "work"\nevery = "1h"\n'))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        running.send(signal.SIGHUP)
+        running.wait_for(event="reloaded")
+        assert running.end() == 0
+    finally:
+        running.kill()
+
+
+async def test_many_sighups_at_once_are_taken_one_after_the_other(tmp_path: Path, repo: Path, work: Path) -> None:
+    jobs = '[jobs.one]\nsandbox = "work"\nevery = "1h"\n'
+    with scheduler(write(tmp_path, jobs)) as running:
+        running.wait_for(event="captured")
+        for number in range(1, 6):
+            write(tmp_path, f'[cron]\nlisten = ":{(port := free_port())}"\nparallel = {number}\n{jobs}')
+            for _ in range(20):
+                running.send(signal.SIGHUP)
+        running.wait_for_another(event="reloaded")
+        running.send(signal.SIGTERM)
+        running.send(signal.SIGHUP)
+        assert running.code() == 0
+    assert running.find(event="reload-failed") == []
+    assert running.find(event="error") == []
+    assert port
 
 
 async def test_sighup_moves_to_another_port_unless_that_is_taken(tmp_path: Path, repo: Path, work: Path) -> None:

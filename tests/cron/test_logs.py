@@ -4,6 +4,8 @@ import base64
 import io
 import json
 import logging
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -99,3 +101,39 @@ def test_a_log_that_cannot_be_written_stops_nothing() -> None:
 
     with logging_to(Full(), "json", logging.INFO, Scrubber()):
         Events().tell("started")
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody_and_what_is_lost_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapcore.cron.lines.MAX_WAITING", 100_000)
+    reading, writing = os.pipe()
+    count, received = 2000, list[str]()
+    with open(reading) as reader, open(writing, "w") as stream:
+        with logging_to(stream, "json", logging.INFO, Scrubber()):
+            for number in range(count):  # more than the pipe and the memory for it take
+                Events().tell("captured", "x" * 100, job=str(number))
+            drain = threading.Thread(target=lambda: received.extend(reader))
+            drain.start()
+        stream.close()
+        drain.join()
+    events = [json.loads(line) for line in received]
+    written = [event["job"] for event in events if event["event"] == "captured"]
+    assert written == [str(number) for number in range(len(written))]
+    assert events[-1]["event"] == "lost"
+    assert events[-1]["message"] == f"{count - len(written)} lines of this log could not be written."
+
+
+def test_a_log_that_fails_for_a_while_tells_what_it_lost() -> None:
+    class Failing(io.StringIO):
+        tries = 0
+
+        def write(self, text: str) -> int:
+            self.tries += 1
+            if self.tries <= 2:
+                raise OSError(28, "No space left on device")
+            return super().write(text)
+
+    stream = Failing()
+    with logging_to(stream, "json", logging.INFO, Scrubber()):
+        for event in ("one", "two", "three"):
+            Events().tell(event)
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["three", "lost"]

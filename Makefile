@@ -35,7 +35,7 @@ docs: $(DOCS_STAMP) ## Make the page of all commands anew, and the documentation
 	@$(BIN)/python -m snapcore.cli.reference >$(VENV)/commands.md
 	@cmp -s $(VENV)/commands.md docs/commands.md || cp $(VENV)/commands.md docs/commands.md
 	@$(MAKE) --no-print-directory site
-	@echo "open site/index.html"
+	@echo "open site/index.html; its search needs a server: $(BIN)/python -m http.server -d site"
 
 # The theme warns in each build of what it calls the end of mkdocs, which says nothing of these pages.
 site: $(DOCS_STAMP) ## The site of the pages as they are; a link that leads nowhere fails it

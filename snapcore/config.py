@@ -108,7 +108,7 @@ async def without_config(blobs: BlobStore, url: str) -> RepositoryError:
         return RepositoryError(
             f"The creation of the repository at {printable(url)} was cut short.",
             code=Code.NO_REPOSITORY,
-            hint=f"'snapcore init --repo {printable(url)}' goes on with it.",
+            hint=f"'snapcore init --repo {_argument(url)}' goes on with it.",
         )
     async for _ in blobs.list("packs/"):
         return RepositoryError(
@@ -120,5 +120,13 @@ async def without_config(blobs: BlobStore, url: str) -> RepositoryError:
     return RepositoryError(
         f"There is no repository at {printable(url)}.",
         code=Code.NO_REPOSITORY,
-        hint=f"Create one with 'snapcore init --repo {printable(url)}'.",
+        hint=f"Create one with 'snapcore init --repo {_argument(url)}'.",
     )
+
+
+def _argument(url: str) -> str:
+    """A URL as a shell takes it: `?` and `&` mean something there."""
+    import shlex
+
+    shown = printable(url)
+    return shown if shlex.quote(shown) == shown else f'"{shown}"'

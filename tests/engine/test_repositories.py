@@ -58,6 +58,14 @@ async def test_an_absent_repository_is_told_and_not_made(tmp_path: Path, kind: s
     assert list((tmp_path / "repo").glob("snapcore*")) == []
 
 
+async def test_the_command_that_makes_an_absent_one_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    for name, argument in (("plain", "plain'"), ("two words", "two words\"'"), ("a?b&c", "a?b&c\"'")):
+        with pytest.raises(RepositoryError) as caught:
+            await snapcore.open_repository(tmp_path / name, create=False)
+        assert caught.value.hint is not None
+        assert argument in caught.value.hint
+
+
 async def test_another_repositorys_database_is_refused(tmp_path: Path, make: Make) -> None:
     """Two databases over one blob store would destroy each other's checkpoints."""
     work = make({"a": "1"})

@@ -24,7 +24,7 @@ class HttpServer:
 
     def __init__(self, pages: dict[str, Callable[[], Answer]]) -> None:
         self._pages = pages
-        self._open: set[asyncio.StreamWriter] = set()
+        self._open: dict[asyncio.StreamWriter, None] = {}  # oldest first
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> None:
@@ -54,10 +54,11 @@ class HttpServer:
             await server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= CONNECTIONS:
-            writer.transport.abort()
-            return
-        self._open.add(writer)
+        if len(self._open) >= CONNECTIONS:  # whoever asks properly is answered before this many others come
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = None
         try:
             async with asyncio.timeout(SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -68,7 +69,7 @@ class HttpServer:
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # whoever asks badly gets no answer
         finally:
-            self._open.discard(writer)
+            self._open.pop(writer, None)
             with contextlib.suppress(OSError):
                 writer.transport.abort()
 

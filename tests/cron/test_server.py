@@ -1,6 +1,7 @@
 """The small HTTP server: right answers to right questions, and nobody's way blocked by the others."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -97,14 +98,18 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.Monkey
         writer.transport.abort()
 
 
-async def test_more_connections_than_allowed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_that_are_held_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "CONNECTIONS", 2)
     async with served() as port:
-        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        assert await ask(port, b"GET /health HTTP/1.1\r\n\r\n") == b""
-        for _, writer in held:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        for _ in range(3):
+            assert (await ask(port, b"GET /health HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        for reader, writer in held[:3]:  # the oldest make room
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
             writer.transport.abort()
-        assert (await ask_until_answered(port)).startswith(b"HTTP/1.1 200 ")
+        for _, writer in held[3:]:
+            writer.transport.abort()
 
 
 async def test_a_port_that_is_in_use_is_a_typed_error() -> None:

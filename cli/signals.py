@@ -4,8 +4,13 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 __all__ = ["SignalError", "interruptible", "with_signals"]
+
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_caught: Final[list[int]] = []  # since the command began; the event loop may be busy and not have heard of them
 
 
 class SignalError(Exception):
@@ -20,35 +25,41 @@ async def with_signals(work: Callable[[], Awaitable[int]]) -> int:
     """Do the work; SIGINT and SIGTERM cancel it, so that its lease is given up. A second one ends the process at once."""
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work())
-    caught: list[int] = []
+    _caught.clear()
 
-    def stop(number: int) -> None:
-        caught.append(number)
-        for each in (signal.SIGINT, signal.SIGTERM):
+    def note(number: int, _: object) -> None:
+        _caught.append(number)
+
+    def stop() -> None:
+        for each in _SIGNALS:
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
         task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop)
+        signal.signal(number, note)  # at once; the loop hears of it as well
+        signal.siginterrupt(number, False)
     try:
         return await task
     except asyncio.CancelledError:
-        if caught:
-            raise SignalError(caught[0]) from None
+        if _caught:
+            raise SignalError(_caught[0]) from None
         raise
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Let a signal end what blocks, such as a command that gives a secret, or a pipe that nobody writes into: the event loop,
-    which waits for it, hears of no signal meanwhile."""
+    which waits for it, hears of no signal meanwhile. One of shortly before, of which the loop has not heard, ends it too."""
 
     def stop(number: int, _: object) -> None:
         raise SignalError(number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
+        if _caught:
+            raise SignalError(_caught[0])
         yield
     finally:
         for number, handler in before.items():

@@ -1,5 +1,6 @@
 """What needs a process of its own: start-up, signals, pipes, terminals."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -11,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from snapcore.cli.signals import SignalError, interruptible, with_signals
 
 from .conftest import Run, spawn
 
@@ -71,6 +74,23 @@ def test_a_signal_ends_a_capture_and_gives_up_the_lease(
     assert stderr == (b"" if quiet else b"interrupted\n")
     assert leases(repo) == 0
     assert run("list", "--thread", "t", "--json").json == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_just_before_something_blocks_ends_it_too(number: signal.Signals) -> None:
+    async def work() -> int:
+        signal.raise_signal(number)  # the event loop is not asked before this function waits for something
+        with interruptible():
+            raise AssertionError("this would block until it is done")
+
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(SignalError) as caught:
+            asyncio.run(with_signals(work))
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert caught.value.number == number
 
 
 def test_a_reader_that_goes_away_is_no_error_to_talk_about(run: Run, tree: Path) -> None:

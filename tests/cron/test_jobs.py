@@ -104,6 +104,7 @@ def test_a_job_of_many_words(tmp_path: Path) -> None:
         ('[cron]\nlisten = "localhost:99999"\n' + JOB, ["[cron]", "listen"]),
         ('[cron.gc]\nevery = "1d"\ncron = "@daily"\n' + JOB, ["[cron.gc]", "every"]),
         ('[cron.gc]\ngrace = "x"\n' + JOB, ["[cron.gc]", "grace"]),
+        (JOB + JOB.replace("web", "copy") + 'workspace = "below"\nthread = "web"\n', ["[jobs.copy]", "thread", "web"]),
         (JOB + JOB.replace("web", "copy").replace('"work"', '"other"') + 'thread = "web"\n', ["[jobs.copy]", "thread", "web"]),
     ],
 )  # fmt: skip

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import snapcore
+from snapcore import linediff
 from snapcore.errors import Code, SnapshotError
 from snapcore.linediff import changed_blocks
 from snapcore.patches import MAX_TEXT_BYTES
@@ -262,6 +263,25 @@ async def test_the_lines_that_differ_are_few_and_the_work_is_bounded() -> None:
         assert made == other
     assert changed_blocks([b"a", b"b", b"c"], [b"a", b"x", b"c"]) == [(1, 2, 1, 2)]
     assert changed_blocks([b"a"], [b"a"]) == []
+
+
+def test_large_changes_are_divided_at_lines_that_both_sides_have_once() -> None:
+    first, second = ([line for n in range(700) for line in (b"%s %d" % (name, n), b"{", b"old")] for name in (b"f", b"g"))
+    blocks = changed_blocks([*first, *second], [b"new" if line == b"old" else line for line in (*first, *second)])
+    assert [tuple(block) for block in blocks] == [(at, at + 1, at, at + 1) for at in range(2, 4_200, 3)]
+    before, after = [*first, *second], [*second, *first[:-3]]  # the order is another: only one of them can stay
+    blocks = changed_blocks(before, after)
+    assert sum(k.a2 - k.a1 + k.b2 - k.b1 for k in blocks) == 2_100 + 2_097
+    for block in reversed(blocks):
+        before[block.a1 : block.a2] = after[block.b1 : block.b2]
+    assert before == after
+
+
+def test_what_takes_too_much_work_counts_as_changed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = [b"{", b"old"] * 100, [b"{", b"new"] * 100
+    assert len(changed_blocks(before, after)) == 100
+    monkeypatch.setattr(linediff, "WORK", 1_000)
+    assert [tuple(block) for block in changed_blocks(before, after)] == [(1, 200, 1, 200)]
 
 
 @settings(max_examples=200, deadline=None)

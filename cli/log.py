@@ -151,7 +151,7 @@ def _tell(parts: Sequence[str]) -> None:
     if not sys.stdout.isatty() or columns(printable(line)) <= width():
         print_line(line)
         return
-    print_line("  ".join(part.strip() for part in parts[:-1] if part.strip()))
+    print_line("  ".join([*parts[:2], *(part.strip() for part in parts[2:-1] if part.strip())]))
     print_line(f"{INDENT}{parts[-1]}".rstrip())
 
 

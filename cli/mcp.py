@@ -89,5 +89,7 @@ async def mcp(
         if coding:
             tools = CodingTools(handle, repo, thread_id=thread, every=every, capture=how, on_checkpoint=tell, secrets=hidden)
             toolsets.append(await opened.enter_async_context(tools))
+        if sys.stdin.isatty() and not invocation.quiet:
+            sys.stderr.write("waiting for an MCP client on stdin; mostly the client starts this command. Ctrl-D ends it.\n")
         await serve_stdio(toolsets)
     return Exit.DONE

@@ -6,6 +6,7 @@ Cases 5 and 28 through the protocol. Case 44: a client that goes away in the mid
 import contextlib
 import json
 import os
+import pty
 import signal
 import sqlite3
 import subprocess
@@ -418,6 +419,18 @@ def test_a_client_that_never_says_anything_is_waited_for_and_may_leave(repo: Pat
 def run(*args: str, code: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *args] if code else [sys.executable, *args]
     return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE, check=False)
+
+
+def test_who_starts_it_by_hand_is_told_what_it_waits_for(repo: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "snapcore.cli", "mcp", "--repo", str(repo), "--thread", "thread-1"]
+    server = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    os.close(theirs)
+    os.write(ours, b"\x04")
+    stdout, stderr = server.communicate(timeout=60)
+    os.close(ours)
+    assert (server.returncode, stdout) == (0, "")
+    assert "waiting for an MCP client" in stderr
 
 
 def test_what_makes_no_sense_is_refused_before_anything_is_served(repo: Path, root: Path, tmp_path: Path) -> None:

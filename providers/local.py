@@ -120,7 +120,8 @@ class LocalSandbox:
             self._check_open()
             # as a shell says it; Python does not tell which of the two it was
             what = f"{os.fsdecode(error.filename or words[0])}: {error.strerror}\n"
-            return ExecResult(127 if isinstance(error, FileNotFoundError) else 126, b"", os.fsencode(what))
+            sink("stderr", os.fsencode(what))
+            return kept.result(127 if isinstance(error, FileNotFoundError) else 126)
         except OSError as error:
             raise cannot_start(words[0], error) from error
         self._check_open()

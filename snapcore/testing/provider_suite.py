@@ -322,8 +322,12 @@ class ProviderTests:
     async def test_a_command_that_is_not_there_is_a_result(self, handle: SandboxHandle, abilities: Abilities) -> None:
         if not abilities.exec:
             return
+        told: list[bytes] = []
         for command in (["snapcore-no-such-command"], "snapcore-no-such-command", ["/no/such/command"]):
-            assert (await handle.exec(command)).exit_code in (126, 127)
+            told.clear()
+            result = await handle.exec(command, on_output=lambda _, piece: told.append(piece))
+            assert result.exit_code in (126, 127)
+            assert b"".join(told) == result.stdout + result.stderr, "on_output sees all"
 
     async def test_commands_that_no_system_takes_are_refused(self, handle: SandboxHandle, abilities: Abilities) -> None:
         if not abilities.exec:

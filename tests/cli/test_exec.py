@@ -115,7 +115,11 @@ def test_errors_are_typed(run: Run, tree: Path) -> None:
 @pytest.mark.parametrize(("word", "code"), [("./surely-not-there", 127), ("./notes.txt", 126)])
 def test_a_command_that_cannot_be_run(run: Run, tree: Path, word: str, code: int) -> None:
     (tree / "notes.txt").chmod(0o644)
-    run("exec", str(tree), "--", word, code=code)
+    assert word in run("exec", str(tree), "--", word, code=code).stderr
+
+
+def test_a_folder_of_the_sandbox_that_is_not_there_is_named(run: Run, tree: Path) -> None:
+    assert "missing: No such file" in run("exec", str(tree), "--cwd", "missing", "--", "pwd", code=127).stderr
 
 
 def test_a_command_that_a_signal_ends(run: Run, tree: Path) -> None:

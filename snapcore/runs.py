@@ -8,7 +8,7 @@ import msgspec
 from .errors import Code, SnapshotError, printable
 from .model import validate_id, validate_text, validate_thread_id
 
-__all__ = ["GOOD_OUTCOMES", "MAX_MESSAGE", "RUNS_KEPT", "JobRun", "Outcome", "RunStore", "checked_run"]
+__all__ = ["GOOD_OUTCOMES", "MAX_ADDRESS", "MAX_MESSAGE", "RUNS_KEPT", "JobRun", "Outcome", "RunStore", "checked_run"]
 
 RUNS_KEPT: Final = 100
 """How many runs of a job in a thread are kept; older ones go as new ones come."""
@@ -16,9 +16,11 @@ RUNS_KEPT: Final = 100
 MAX_MESSAGE: Final = 500
 """How many characters of a run's message are kept."""
 
+MAX_ADDRESS: Final = 4096
+"""How many characters a run's sandbox may have."""
+
 _RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
 _MAX_NUMBER: Final = 2**63 - 1
-_MAX_ADDRESS: Final = 4096
 _TIMES: Final = ("started_at", "ended_at")
 _LAST_TIME: Final = 253_402_300_799_999_999  # of the year 9999: what can be shown
 _NUMBERS: Final = ("files_read", "bytes_read", "bytes_stored", "forgotten", "warnings")
@@ -116,8 +118,8 @@ def checked_run(run: JobRun) -> JobRun:
         largest = _LAST_TIME if name in _TIMES else _MAX_NUMBER
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= largest:
             raise _invalid(f"{name} must be a whole number between 0 and {largest}")
-    if not isinstance(run.sandbox, str) or len(run.sandbox) > _MAX_ADDRESS or printable(run.sandbox) != run.sandbox:
-        raise _invalid(f"the sandbox must be a text of at most {_MAX_ADDRESS} printable characters")
+    if not isinstance(run.sandbox, str) or len(run.sandbox) > MAX_ADDRESS or printable(run.sandbox) != run.sandbox:
+        raise _invalid(f"the sandbox must be a text of at most {MAX_ADDRESS} printable characters")
     if not isinstance(run.message, str):
         raise _invalid("the message must be a text")
     # cut before as well: what is thrown away anyway is not worth escaping

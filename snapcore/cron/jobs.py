@@ -4,8 +4,10 @@ import dataclasses
 import os
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from zoneinfo import ZoneInfo
+
+import msgspec
 
 from snapcore.durations import parse_duration
 from snapcore.errors import Code, SnapcoreError, SnapshotError, printable
@@ -43,7 +45,7 @@ class Job:
     label: str | None
     policy: FilePolicy
     secrets: dict[str, SecretSource]
-    keep: dict[str, Any] | None  # options of `Repository.forget`
+    keep: KeepRules | None
 
     def thread_id(self, name: str) -> str:
         """The thread of the sandbox with that name."""
@@ -214,20 +216,9 @@ class _Reader:
         except SnapcoreError as error:
             raise self._wrong(table, "policy", f"makes no sense: {error.message.rstrip('.')}", error.hint) from None
 
-    def _keep(self, table: str, keep: KeepSettings, label: str | None) -> dict[str, Any]:
-        rules = {
-            "last": keep.last,
-            "hourly": keep.hourly,
-            "daily": keep.daily,
-            "weekly": keep.weekly,
-            "monthly": keep.monthly,
-            "yearly": keep.yearly,
-            "within": keep.within,
-            "labels": keep.labels,
-            "labeled": keep.labeled,
-        }
+    def _keep(self, table: str, keep: KeepSettings, label: str | None) -> KeepRules:
         try:
-            KeepRules(**rules)  # type: ignore[arg-type]
+            rules = KeepRules(**msgspec.structs.asdict(keep))
         except SnapcoreError as error:
             raise self._wrong(table, "keep", f"makes no sense: {error.message.rstrip('.')}", error.hint) from None
         if label is not None and keep.labeled:
@@ -237,7 +228,7 @@ class _Reader:
                 "would keep every checkpoint: what has a label stays, and label gives them one",
                 "Write labeled = false there, or leave out label.",
             )
-        return {f"keep_{rule}": value for rule, value in rules.items()}
+        return rules
 
     def _address(self, table: str, address: str) -> str:
         """The address of a sandbox; a folder is one of the file's folder."""

@@ -6,14 +6,17 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
 
 from snapcore.addresses import shown_address
 from snapcore.autocheckpoint import attempted
 from snapcore.engine import finish
 from snapcore.errors import CheckpointWriterConflictError, Code, ProviderError, SnapcoreError, SnapshotError, printable
+from snapcore.forgetting import KeepRules
 from snapcore.redaction import Redactor
-from snapcore.runs import MAX_MESSAGE, JobRun, Outcome
+from snapcore.runs import MAX_ADDRESS, MAX_MESSAGE, JobRun, Outcome
 from snapcore.settings import SecretSource
 
 from .jobs import GC, Collection, Job, Plan
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Ended", "Logged", "Observer", "Runner", "run_once"]
 
-MAX_ADDRESS: Final = 4096
 GIVE_UP_SECONDS: Final = 5.0  # for a command that gives a secret to be killed
 _MICROSECONDS: Final = 1_000_000
 
@@ -123,18 +125,7 @@ class Runner:
 
     async def fail(self, job: str, error: SnapcoreError, *, sandbox: str = "", thread_id: str = "") -> Ended:
         """A run that failed before there was anything to capture."""
-        now = self._now()
-        run = JobRun(
-            id=secrets.token_hex(16),
-            job=job,
-            sandbox=self._address(sandbox),
-            thread_id=self._scrubber.scrub(thread_id),
-            started_at=now,
-            ended_at=now,
-            outcome=Outcome.FAILED,
-            error=str(error.code),
-            message=self._told(error),
-        )
+        run = self._made(job, self._now(), Outcome.FAILED, error, sandbox=sandbox, thread_id=thread_id)
         await finish(self._keep(run))
         return Ended(run, error.retryable)
 
@@ -148,16 +139,16 @@ class Runner:
         try:
             found = await attempted(self._repo.gc(grace=gc.grace))
         except asyncio.CancelledError:
-            await finish(self._keep(self._gc_run(started, Outcome.INTERRUPTED, message="The scheduler was stopped.")))
+            await finish(self._keep(self._made(GC, started, Outcome.INTERRUPTED, message="The scheduler was stopped.")))
             raise
         if not isinstance(found, SnapcoreError):
             from snapcore.collecting import Fate
 
-            run = self._gc_run(started, Outcome.COLLECTED, message=f"{found.size(Fate.FREED)} bytes were freed.")
+            run = self._made(GC, started, Outcome.COLLECTED, message=f"{found.size(Fate.FREED)} bytes were freed.")
         elif found.code == Code.MAINTENANCE_LOST:  # another gc took over, and does the same
-            run = self._gc_run(started, Outcome.INTERRUPTED, found)
+            run = self._made(GC, started, Outcome.INTERRUPTED, found)
         else:
-            run = self._gc_run(started, Outcome.FAILED, found)
+            run = self._made(GC, started, Outcome.FAILED, found)
         await finish(self._keep(run))
         return Ended(run, isinstance(found, SnapcoreError) and found.retryable and run.outcome == Outcome.FAILED)
 
@@ -237,7 +228,7 @@ class Runner:
         well."""
         forgotten, failure = 0, None
         if report.created and target.job.keep is not None:
-            found = await attempted(self._repo.forget(target.thread_id, **target.job.keep))
+            found = await attempted(self._repo.forget(target.thread_id, **_options(target.job.keep)))
             if not isinstance(found, SnapcoreError):
                 forgotten = len(found.forgotten)
             elif not isinstance(found, CheckpointWriterConflictError):  # the next capture's retention does it
@@ -246,7 +237,7 @@ class Runner:
         texts = [*([f"Retention: {run.message}"] if failure else []), *report.warnings]
         if report.skipped:
             texts.append(f"{len(report.skipped)} paths were left out.")
-        return _replaced(
+        return msgspec.structs.replace(
             run,
             checkpoint_id=report.checkpoint.id,
             files_read=report.files_read,
@@ -283,22 +274,26 @@ class Runner:
     def _run(
         self, target: Target, started: int, outcome: str, error: SnapcoreError | None = None, *, message: str = ""
     ) -> JobRun:
-        return JobRun(
-            id=secrets.token_hex(16),
-            job=target.job.name,
-            sandbox=self._address(target.sandbox),
-            thread_id=self._scrubber.scrub(target.thread_id),
-            started_at=started,
-            ended_at=max(started, self._now()),
-            outcome=outcome,
-            error=None if error is None else str(error.code),
-            message=message if error is None else self._told(error),
+        return self._made(
+            target.job.name, started, outcome, error, message=message, sandbox=target.sandbox, thread_id=target.thread_id
         )
 
-    def _gc_run(self, started: int, outcome: str, error: SnapcoreError | None = None, *, message: str = "") -> JobRun:
+    def _made(
+        self,
+        job: str,
+        started: int,
+        outcome: str,
+        error: SnapcoreError | None = None,
+        *,
+        message: str = "",
+        sandbox: str = "",
+        thread_id: str = "",
+    ) -> JobRun:
         return JobRun(
             id=secrets.token_hex(16),
-            job=GC,
+            job=job,
+            sandbox=self._address(sandbox),
+            thread_id=self._scrubber.scrub(thread_id),
             started_at=started,
             ended_at=max(started, self._now()),
             outcome=outcome,
@@ -314,10 +309,9 @@ def _without_links(target: Target, below: str) -> object:
     return DirectWorkspace(os.path.join(target.sandbox, target.job.workspace or ""), below=below)
 
 
-def _replaced(run: JobRun, **changes: object) -> JobRun:
-    import msgspec
-
-    return msgspec.structs.replace(run, **changes)
+def _options(rules: KeepRules) -> dict[str, Any]:
+    """Rules as `Repository.forget` takes them."""
+    return {f"keep_{name}": value for name, value in msgspec.structs.asdict(rules).items()}
 
 
 async def run_once(plan: Plan, runner: Runner, events: Events, *, gc: bool = False) -> list[JobRun]:

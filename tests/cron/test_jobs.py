@@ -8,6 +8,7 @@ import pytest
 from snapcore.cron.jobs import Plan, make_plan, sandbox_name
 from snapcore.cron.schedule import Every
 from snapcore.errors import Code, SnapshotError
+from snapcore.forgetting import KeepRules
 from snapcore.settings_files import find_settings, load_settings
 
 JOB = '[jobs.web]\nsandbox = "work"\nevery = "5min"\n'
@@ -61,7 +62,7 @@ def test_a_job_of_many_words(tmp_path: Path) -> None:
     assert (job.jitter, job.timeout, job.label) == (600, 3600, "nightly")
     assert set(job.secrets) == {"SHARED", "OWN"}
     assert job.keep is not None
-    assert (job.keep["keep_last"], job.keep["keep_labeled"]) == (3, False)
+    assert job.keep == KeepRules(last=3, within="7d", labeled=False)
     assert not job.policy.defaults
     assert job.schedule.interval(datetime(2026, 6, 1, 12, tzinfo=UTC)) == 86_400
 

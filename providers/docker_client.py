@@ -374,7 +374,9 @@ def answered(status: int, message: str) -> Exception:
     if status == 404 and "image" in low:
         return ProviderError(f"The Docker engine has no such image: {text}.", code=Code.NO_SANDBOX)
     if status == 404:
-        return ProviderError(f"There is no such Docker container: {text}.", code=Code.NO_SANDBOX)
+        return ProviderError(
+            f"There is no such Docker container: {text.removeprefix('No such container: ')}.", code=Code.NO_SANDBOX
+        )
     if "no space left" in low or "disk quota exceeded" in low:
         return ProviderError("The Docker engine has no room left.", code=Code.SANDBOX_FULL)
     if status == 409 and "is paused" in low:

@@ -134,7 +134,8 @@ def _selected(
     found = []
     for thread, line in threads.items():
         begun = line.last.started_at
-        superseded = begun < newest and (thread == "" or _latest(expected, line.last) < _moment(newest))
+        was_lookup = thread == "" and not line.last.sandbox  # else it is a sandbox whose name makes no thread
+        superseded = begun < newest and (was_lookup or _latest(expected, line.last) < _moment(newest))
         if superseded:
             found.append(JobStatus(name, thread, State.PAST, line.last, line.good))
         else:

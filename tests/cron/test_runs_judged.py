@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from snapcore.cron.jobs import Plan, make_plan
@@ -186,6 +187,13 @@ def test_a_selector_that_cannot_be_asked_has_failed(selecting: Plan) -> None:
     down = ago(thread="", minutes=1, outcome=Outcome.FAILED)
     assert judged([ago(thread="a", minutes=50), down], selecting) == {("job", ""): State.FAILED, ("job", "a"): State.OK}
     assert judged([ago(thread="a", seconds=5), down], selecting) == {("job", ""): State.PAST, ("job", "a"): State.OK}
+
+
+def test_a_sandbox_whose_name_makes_no_thread_has_failed_as_long_as_it_is_there(selecting: Plan) -> None:
+    refused = msgspec.structs.replace(ago(thread="", minutes=1, outcome=Outcome.FAILED), sandbox="/boxes/\\n")
+    assert judged([ago(thread="a", seconds=5), refused], selecting) == {("job", ""): State.FAILED, ("job", "a"): State.OK}
+    renamed = msgspec.structs.replace(ago(thread="", hours=3, outcome=Outcome.FAILED), sandbox="/boxes/\\n")
+    assert judged([ago(thread="a", seconds=5), renamed], selecting) == {("job", ""): State.PAST, ("job", "a"): State.OK}
 
 
 def test_a_selector_that_never_ran_waits(selecting: Plan) -> None:

@@ -114,7 +114,7 @@ def _scheduled(invocation: Invocation) -> Iterator[Row]:
     if settings.jobs or settings.cron != CronSettings():
         yield from _table("cron", settings.cron)
     for name, job in settings.jobs.items():
-        place = job.select if job.sandbox is None else shown_address(invocation.loaded.address(job.sandbox))
+        place = shown_address(job.select or "" if job.sandbox is None else invocation.loaded.address(job.sandbox))
         yield Row(f"jobs.{name}", place, "file", f"jobs.{name}")
 
 

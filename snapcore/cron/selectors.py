@@ -13,6 +13,7 @@ import urllib.parse
 from dataclasses import dataclass
 from typing import Final
 
+from snapcore.addresses import shown_address
 from snapcore.errors import Code, ProviderError, SnapshotError, printable
 
 from .threads import apart
@@ -58,7 +59,7 @@ def parse_selector(text: str, folder: str, what: str) -> Selector:
             )
         return Selector(kind, pattern)
     raise SnapshotError(
-        f"{what} is {printable(text)!r}, which selects nothing that there is.",
+        f"{what} is {printable(shown_address(text))!r}, which selects nothing that there is.",
         code=Code.INVALID_REQUEST,
         hint="Write docker:label=KEY, docker:label=KEY=VALUE or folders:PATTERN.",
     )

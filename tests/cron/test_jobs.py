@@ -134,6 +134,13 @@ def test_only_the_named_jobs(tmp_path: Path) -> None:
         plan(tmp_path, JOB, "gc")
 
 
+def test_an_address_in_the_place_of_a_selector_is_told_without_its_password(tmp_path: Path) -> None:
+    text = '[jobs.web]\nselect = "ssh://me:hunter2-hunter2@host/srv"\nthread = "{name}"\nevery = "1h"\n'
+    with pytest.raises(SnapshotError, match="ssh://me:") as caught:
+        plan(tmp_path, text)
+    assert "hunter2" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "text",
     [

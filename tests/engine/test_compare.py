@@ -6,11 +6,12 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import snapcore
 from snapcore.errors import Code, ProviderError, SnapcoreError, SnapshotError
-from snapcore.model import FileStat
+from snapcore.model import Capabilities, FileStat
 from snapcore.protocols import ReadBlock
 from snapcore.providers.direct import DirectWorkspace
 from snapcore.repository import Repository
@@ -54,6 +55,25 @@ class Watched(DirectWorkspace):
             self._during(self.reads)
         async for blocks in super().read(files):
             yield blocks
+
+
+class WholeSeconds(DirectWorkspace):
+    """A sandbox whose tools set times to the second."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return msgspec.structs.replace(super().capabilities, mtimes=False)
+
+
+async def test_a_time_that_was_restored_to_the_second_is_no_difference(repo: Repository, make: Make) -> None:
+    work = make({"a": "one", "b": "two"})
+    os.utime(work / "a", ns=(1, 1_700_000_000_987_654_321))
+    os.utime(work / "b", ns=(1, 1_700_000_000_987_654_321))
+    checkpoint = await repo.capture(work, thread_id="t")
+    os.utime(work / "a", ns=(1, 1_700_000_000_000_000_000))
+    os.utime(work / "b", ns=(1, 1_700_000_001_000_000_000))
+    assert paths(await repo.compare(checkpoint, WholeSeconds(work))) == {**nothing(), "changed": [b"b"]}
+    assert paths(await repo.compare(checkpoint, work)) == {**nothing(), "changed": [b"a", b"b"]}
 
 
 async def test_what_was_added_changed_and_removed_is_found_in_walk_order(repo: Repository, make: Make) -> None:

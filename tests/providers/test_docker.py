@@ -367,6 +367,7 @@ async def test_errors_name_what_is_wrong_and_never_a_value_of_the_environment(
         with pytest.raises(ProviderError) as missing:
             await connect(f"docker://{name}/w")
         assert missing.value.code == Code.NO_SANDBOX
+        assert missing.value.message == f"There is no such Docker container: {name}."
     for address in (
         "docker:///w",
         "docker://a b/w",

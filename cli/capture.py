@@ -29,7 +29,7 @@ from .runtime import Exit, Invocation, UsageError, command, places
 if TYPE_CHECKING:
     from snapcore.capturing import CaptureReport
 
-__all__ = ["capture", "report_fields", "tell_report"]
+__all__ = ["capture", "report_fields", "tell_report", "tell_warnings"]
 
 EXAMPLES: Final = {
     "capture": (
@@ -158,7 +158,8 @@ async def capture(
     if invocation.json:
         print_json(report_fields(report, time.monotonic() - started))
     elif invocation.tells:
-        tell_report(invocation, report, time.monotonic() - started)
+        tell_report(report, time.monotonic() - started)
+    tell_warnings(invocation, report)
     return Exit.WARNINGS if report.warnings or report.skipped else Exit.DONE
 
 
@@ -178,7 +179,7 @@ def report_fields(report: "CaptureReport", seconds: float, message_type: str = "
     }
 
 
-def tell_report(invocation: Invocation, report: "CaptureReport", seconds: float) -> None:
+def tell_report(report: "CaptureReport", seconds: float) -> None:
     """A capture's report for people."""
     checkpoint = report.checkpoint
     totals = checkpoint.totals
@@ -191,10 +192,14 @@ def tell_report(invocation: Invocation, report: "CaptureReport", seconds: float)
         )
     else:
         print_line(f"nothing new: checkpoint {checkpoint.id} of thread {checkpoint.thread_id} holds it: {what}")
+
+
+def tell_warnings(invocation: Invocation, report: "CaptureReport") -> None:
+    """What the checkpoint does not hold, or not for sure."""
     for warning in report.warnings:
-        print_line(f"warning: {warning}")
+        invocation.warn(f"warning: {warning}")
     if report.skipped and invocation.verbose:
         for skipped in report.skipped:
-            print_line(f"left out: {path_fields(skipped.path)['path']} ({skipped.reason})")
+            invocation.warn(f"left out: {path_fields(skipped.path)['path']} ({skipped.reason})")
     elif report.skipped:
-        print_line(f"left out: {count(len(report.skipped), 'path')}; --verbose names them")
+        invocation.warn(f"left out: {count(len(report.skipped), 'path')}; --verbose names them")

@@ -99,6 +99,8 @@ async def forget(
         print_json(_forget_fields(report))
     elif invocation.tells:
         _tell_forget(invocation, report)
+    else:
+        _tell_skipped(invocation, report)
     return Exit.WARNINGS if report.skipped else Exit.DONE
 
 
@@ -127,14 +129,18 @@ def _tell_forget(invocation: Invocation, report: "ForgetReport") -> None:
         ids = short_ids([verdict.checkpoint_id for verdict in report.verdicts])
         rows = [_row(verdict, short) for verdict, short in zip(report.verdicts, ids, strict=True)]
         print_table(("THREAD", "ID", "CREATED", "LABEL", "KEPT BY"), rows, names=() if invocation.verbose else (0, 3))
-    for skipped in report.skipped:
-        print_line(f"skipped thread {skipped.thread_id}: {skipped.reason}")
+    _tell_skipped(invocation, report)
     verb = "would forget" if report.dry_run else "forgot"
     print_line(
         f"{verb} {count(len(report.forgotten), 'checkpoint')}, {'keep' if report.dry_run else 'kept'} {len(report.kept):,}"
     )
     if report.forgotten and not report.dry_run:
         print_line("'snapcore gc' frees what only they needed")
+
+
+def _tell_skipped(invocation: Invocation, report: "ForgetReport") -> None:
+    for skipped in report.skipped:
+        invocation.warn(f"skipped thread {skipped.thread_id}: {skipped.reason}")
 
 
 def _row(verdict: "Verdict", short: str) -> tuple[str, ...]:

@@ -116,7 +116,8 @@ async def diff(
                     print_patch(each.data)
             if not stat and not patch:
                 print_names(found, several=several, long=invocation.verbose)
-            print_skipped(found.skipped, several=several, aside=patch)
+        if not invocation.json:
+            print_skipped(found.skipped, several=several, aside=patch or invocation.quiet)
     if exit_code and found:
         return Exit.FAILED
     return Exit.WARNINGS if found.skipped else Exit.DONE

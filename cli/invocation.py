@@ -209,6 +209,11 @@ class Invocation:
         """Whether a result for people is wanted."""
         return not self.json and not self.quiet
 
+    def warn(self, line: str) -> None:
+        """Tell why the exit code is 3: with the result for people, or on stderr when none is wanted. JSON has it already."""
+        if not self.json:
+            (sys.stderr if self.quiet else sys.stdout).write(f"{printable(line)}\n")
+
 
 def _is_any_above() -> bool:
     """Whether there is a settings file to be read; what reads it is not loaded before."""

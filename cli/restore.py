@@ -106,6 +106,8 @@ async def restore(
         print_json(_fields(receipt, thread, time.monotonic() - started))
     elif invocation.tells:
         _tell(invocation, receipt, time.monotonic() - started)
+    for path, reason in receipt.differences:
+        invocation.warn(f"differs: {path_text(path)}: {reason}")
     return Exit.WARNINGS if receipt.differences else Exit.DONE
 
 
@@ -160,5 +162,3 @@ def _tell(invocation: Invocation, receipt: "Receipt", seconds: float) -> None:
             print_line(f"left alone: {path_text(path)}")
     elif receipt.kept:
         print_line(f"left alone: {count(len(receipt.kept), 'path')}; --verbose names them")
-    for path, reason in receipt.differences:
-        print_line(f"differs: {path_text(path)}: {reason}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from .capture import report_fields, tell_report
+from .capture import report_fields, tell_report, tell_warnings
 from .options import (
     Everything,
     Exclude,
@@ -219,5 +219,6 @@ async def import_(
     if invocation.json:
         print_json(report_fields(report, seconds, "import"))
     elif invocation.tells:
-        tell_report(invocation, report, seconds)
+        tell_report(report, seconds)
+    tell_warnings(invocation, report)
     return Exit.WARNINGS if report.warnings or report.skipped else Exit.DONE

@@ -33,7 +33,8 @@ _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
 # Where a pyproject.toml can begin to speak of snapcore's settings: a header, a dotted key, a key in [tool]; never a dependency in
 # a list. To be sure takes the parser, which is not worth loading for what is no more than a project that uses snapcore.
 _MENTION: Final = re.compile(
-    rb"""^[ \t]*(?:\[[ \t]*)?(?:["']?tool["']?[ \t]*(?:=|\..*snapcore)|["']?snapcore["']?[ \t]*[.=])""", re.MULTILINE
+    rb"""^(?:\xef\xbb\xbf)?[ \t]*(?:\[[ \t]*){0,2}(?:["']?tool["']?[ \t]*(?:=|\..*snapcore)|["']?snapcore["']?[ \t]*[.=])""",
+    re.MULTILINE,
 )
 _COMMAND_SCHEME: Final = "exec:"
 _OTHER_KIND: Final = re.compile(r"(?:docker|e2b|exec|memory|s3|ssh):", re.IGNORECASE)  # also where the slashes were forgotten

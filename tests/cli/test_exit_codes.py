@@ -85,6 +85,18 @@ def test_warnings(run: Run, tree: Path) -> None:
     run("capture", str(tree), "--thread", "t", "--exclude", "pipe")
 
 
+def test_what_makes_the_exit_code_3_is_told_when_no_result_is_wanted(run: Run, tree: Path, tmp_path: Path) -> None:
+    run("init")
+    os.mkfifo(tree / "pipe")
+    skip = ("-t", "t", "--on-unsupported", "skip", "-q")
+    outcome = run("capture", str(tree), *skip, code=3)
+    assert (outcome.stdout, outcome.stderr) == (b"", "left out: 1 path; --verbose names them\n")
+    assert run("import", str(tree), *skip, "-v", code=3).stderr == "left out: pipe (a FIFO)\n"
+    outcome = run("diff", "latest", str(tree), "-t", "t", "-q", code=3)
+    assert (outcome.stdout, outcome.stderr.partition(":")[0]) == (b"", "? pipe")
+    assert "left out: 1 path" in run("capture", str(tree), *skip[:-1], code=3).text
+
+
 def test_limits(run: Run, tree: Path) -> None:
     run("init")
     for limit in (("--max-files", "1"), ("--max-file-bytes", "10"), ("--max-total-bytes", "10")):

@@ -122,6 +122,10 @@ def test_a_broken_pyproject_that_speaks_of_us_is_an_error_and_another_is_not(dee
     with pytest.raises(SnapshotError) as caught:
         find_settings(str(deep))
     assert str(path) in caught.value.message
+    for wrong in ("[[tool.snapcore]]\nrepo = 'p'", "\ufeff[tool.snapcore]\nrepo = 'p'"):
+        write(path, wrong)
+        with pytest.raises(SnapshotError):
+            find_settings(str(deep))
     write(path, "[project\n")
     assert find_settings(str(deep)) is None
 

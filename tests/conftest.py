@@ -3,10 +3,12 @@
 import os
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from . import docker_engine, services
+from .quick_command import quick_command
 from .ssh_server import SshServer, find_sshd
 
 pytest.register_assert_rewrite("snapcore.testing")
@@ -45,6 +47,13 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
     yield url.render_as_string(hide_password=False)
     with psycopg.connect(postgres_server.replace("+psycopg", "", 1), autocommit=True) as connection:
         connection.execute(f"SET client_min_messages = error; DROP SCHEMA IF EXISTS {name} CASCADE".encode())
+
+
+@pytest.fixture(scope="session")
+def quick_snapcore(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder to put first on PATH: its `snapcore` does what the installed one does, and starts in a fifth of the time."""
+    with quick_command(tmp_path_factory.mktemp("quick") / "bin") as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

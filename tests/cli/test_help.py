@@ -154,7 +154,7 @@ FILES: Final = {
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template(tmp_path_factory: pytest.TempPathFactory, quick_snapcore: Path) -> Path:
     """A folder with ./workspace, ./elsewhere, and a home that has a repository: `thread-1` with three checkpoints, of which the
     second is labelled, and something in its ledger."""
     world = tmp_path_factory.mktemp("examples") / "world"
@@ -166,7 +166,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (world / "home" / folder).mkdir(parents=True)
     programs = world / "bin"
     programs.mkdir()
-    for name, script in {"snapcore": f'exec {sys.executable} -m snapcore.cli "$@"', "make": ":", "git": ":"}.items():
+    for name, script in {"snapcore": f'exec {quick_snapcore}/snapcore "$@"', "make": ":", "git": ":"}.items():
         (programs / name).write_text(f"#!/bin/sh\n{script}\n")
         (programs / name).chmod(0o755)
     (world / "begin").write_text(

@@ -67,6 +67,7 @@ class Page:
     variables: Mapping[str, str] = field(default_factory=dict)
     prepare: str = ""  # commands that are run before
     after: str = ""  # commands that are run after, and have to succeed
+    installed: bool = False  # `snapcore` is the installed script, not one that starts more quickly
     opens: str = ""  # a repository that is there as `repo`, in Python
     elsewhere: str = ""  # the test that runs all of the page
     python: str = ""  # the test that runs the Python blocks, which need more than a world
@@ -94,6 +95,7 @@ PROGRAM
 
 PAGES: Final[Mapping[str, Page]] = {
     "README.md": Page(
+        installed=True,
         needs=("docker", "e2b", "postgres", "s3", "ssh"),
         containers={"my-container": "gnu"},
         replace={
@@ -260,9 +262,11 @@ class Maker:
         self._stack.callback(back)
         for name in [name for name in os.environ if name.startswith(_OURS) and "_TEST_" not in name]:
             del os.environ[name]
-        binaries = Path(sys.executable).parent
+        places = [STUBS, Path(sys.executable).parent, os.environ["PATH"]]
+        if not self._page.installed:
+            places.insert(1, self._request.getfixturevalue("quick_snapcore"))
         os.environ |= {
-            "PATH": f"{STUBS}{os.pathsep}{binaries}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join(map(str, places)),
             "HOME": str(self._folder / "home"),
             "PYTHONDONTWRITEBYTECODE": "1",
             "COLUMNS": "100",

@@ -11,6 +11,8 @@ import pytest
 from snapcore.stores.s3 import RetryPolicy, S3BlobStore, S3Credentials, S3Settings
 from snapcore.testing import StrictS3Server
 
+from .postgres_helpers import Wire
+
 AWS_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -47,6 +49,23 @@ def strict_server(no_aws: None) -> Iterator[StrictS3Server]:
     """A strict S3 server with an empty bucket."""
     with StrictS3Server() as server:
         yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of a new SQLite file, and that of a new schema on Postgres."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/snapcore.db"
+    address: str = request.getfixturevalue("postgres_url")
+    return address
+
+
+@pytest.fixture
+def wire(postgres_url: str) -> Iterator[Wire]:
+    """A wire to a new schema on Postgres, which can be cut."""
+    wire = Wire(postgres_url)
+    yield wire
+    wire.close()
 
 
 class Pauses:

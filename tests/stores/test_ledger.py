@@ -22,34 +22,18 @@ from snapcore.stores.sql import SqlCheckpointStore
 from snapcore.stores.sql_dialects import open_database
 from snapcore.stores.sql_migrate import upgrade
 from snapcore.stores.sql_transactions import stored_revision
-from snapcore.testing import LedgerTests, ManualClock
+from snapcore.testing import LedgerTests
 from snapcore.testing.entries import IDENTITY, acquire, append, checkpoint_for, digest, pack_of
 from snapcore.testing.ledger_suite import claim_thread, new_event
 
+from .sql_stores import OnSql
 
-class TestLedger(LedgerTests):
+
+class TestLedger(OnSql, LedgerTests):
     """On each kind of database."""
-
-    @pytest.fixture(params=["file", "memory", "postgres"])
-    async def store(
-        self, request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
-    ) -> AsyncIterator[SqlCheckpointStore]:
-        url = {"file": f"sqlite:///{tmp_path}/snapcore.db", "memory": "sqlite://"}.get(request.param)
-        store = SqlCheckpointStore(url or request.getfixturevalue("postgres_url"), clock=clock)
-        assert await store.initialize(IDENTITY) == IDENTITY
-        yield store
-        await store.close()
 
 
 # ---- databases of an earlier schema
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/snapcore.db"
-    address: str = request.getfixturevalue("postgres_url")
-    return address
 
 
 OLD = checkpoint_for("thread", "old", created_at=7, label="kept")

@@ -5,8 +5,7 @@ On SQLite and on Postgres. One process stops inside its transaction, or before i
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -54,14 +53,6 @@ class Scene:
 
     async def events(self) -> list[Event]:
         return await self.store.events("thread")
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/snapcore.db"
-    address: str = request.getfixturevalue("postgres_url")
-    return address
 
 
 @pytest.fixture
@@ -146,13 +137,6 @@ async def test_processes_that_append_at_once_leave_no_gap(scene: Scene) -> None:
 
 
 # ---- answers that are lost
-
-
-@pytest.fixture
-def wire(postgres_url: str) -> Iterator[Wire]:
-    wire = Wire(postgres_url)
-    yield wire
-    wire.close()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["the message is lost", "the answer is lost"])

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,6 @@ async def store(postgres_url: str) -> AsyncIterator[SqlCheckpointStore]:
     await store.initialize(IDENTITY)
     yield store
     await store.close()
-
-
-@pytest.fixture
-def wire(postgres_url: str) -> Iterator[Wire]:
-    wire = Wire(postgres_url)
-    yield wire
-    wire.close()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +20,16 @@ from snapcore.stores.sql import SqlCheckpointStore
 from snapcore.stores.sql_dialects import open_database
 from snapcore.stores.sql_migrate import upgrade
 from snapcore.stores.sql_transactions import stored_revision
-from snapcore.testing import ManualClock, RunTests
+from snapcore.testing import RunTests
 from snapcore.testing.entries import IDENTITY, checkpoint_for
 from snapcore.testing.run_suite import COMPLETE, new_run
 
 from .postgres_helpers import Wire, raw
+from .sql_stores import OnSql
 
 
-class TestRuns(RunTests):
+class TestRuns(OnSql, RunTests):
     """On each kind of database."""
-
-    @pytest.fixture(params=["file", "memory", "postgres"])
-    async def store(
-        self, request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
-    ) -> AsyncIterator[SqlCheckpointStore]:
-        url = {"file": f"sqlite:///{tmp_path}/snapcore.db", "memory": "sqlite://"}.get(request.param)
-        store = SqlCheckpointStore(url or request.getfixturevalue("postgres_url"), clock=clock)
-        assert await store.initialize(IDENTITY) == IDENTITY
-        yield store
-        await store.close()
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/snapcore.db"
-    address: str = request.getfixturevalue("postgres_url")
-    return address
 
 
 @pytest.fixture
@@ -201,13 +184,6 @@ async def test_processes_that_record_at_once_keep_as_many_as_one_would(store: Sq
     assert await store.runs(limit=1000) == list(reversed(runs))[:RUNS_KEPT]
     for other in stores:
         await other.close()
-
-
-@pytest.fixture
-def wire(postgres_url: str) -> Iterator[Wire]:
-    wire = Wire(postgres_url)
-    yield wire
-    wire.close()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["the message is lost", "the answer is lost"])

@@ -1,27 +1,8 @@
 """The SQL store does what every checkpoint store does, in a file, in memory and on Postgres."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+from snapcore.testing import CheckpointStoreTests, MaintenanceTests, RecordTests, WriterLeaseTests
 
-import pytest
-
-from snapcore.stores.sql import SqlCheckpointStore
-from snapcore.testing import CheckpointStoreTests, MaintenanceTests, ManualClock, RecordTests, WriterLeaseTests
-from snapcore.testing.entries import IDENTITY
-
-
-class OnSql:
-    """Each test runs on each kind of database."""
-
-    @pytest.fixture(params=["file", "memory", "postgres"])
-    async def store(
-        self, request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
-    ) -> AsyncIterator[SqlCheckpointStore]:
-        url = {"file": f"sqlite:///{tmp_path}/snapcore.db", "memory": "sqlite://"}.get(request.param)
-        store = SqlCheckpointStore(url or request.getfixturevalue("postgres_url"), clock=clock)
-        assert await store.initialize(IDENTITY) == IDENTITY
-        yield store
-        await store.close()
+from .sql_stores import OnSql
 
 
 class TestCheckpoints(OnSql, CheckpointStoreTests):

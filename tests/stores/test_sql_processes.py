@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -26,14 +25,6 @@ from snapcore.stores.sql import SqlCheckpointStore
 from snapcore.testing.entries import IDENTITY, acquire, append, start
 store = SqlCheckpointStore(sys.argv[1])
 """
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/snapcore.db"
-    address: str = request.getfixturevalue("postgres_url")
-    return address
 
 
 @pytest.fixture

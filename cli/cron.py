@@ -55,7 +55,7 @@ async def cron_run(
     """
     if file is not None:
         invocation = invocation.with_config(file)
-    with contextlib.nullcontext() if once else _hang_ups_wait():
+    with _hang_ups_wait(not once):
         return await _run(invocation, job, once, log_format)
 
 
@@ -75,9 +75,9 @@ async def _run(invocation: Invocation, job: list[str] | None, once: bool, log_fo
 
 
 @contextlib.contextmanager
-def _hang_ups_wait() -> Iterator[None]:
-    """SIGHUP does not end the process before the scheduler can hear it, and what is asked for meanwhile is done then."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
+def _hang_ups_wait(wait: bool) -> Iterator[None]:
+    """With `wait`, SIGHUP does not end the process before the scheduler can hear it; what it asks for is done then."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK if wait else signal.SIG_UNBLOCK, (signal.SIGHUP,))
     try:
         yield
     finally:

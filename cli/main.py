@@ -19,6 +19,8 @@ def run() -> None:
     gc.disable()
     # While modules are loaded nothing is held that would have to be given up: an interruption ends it at once, and quietly.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.argv[1:3] == ["cron", "run"]:  # which listens to SIGHUP; systemd does not start again what that has ended
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
     _open_missing_streams()
     if sys.argv[1:] == ["--version"]:  # without Typer, whose modules would take most of the time
         _print_version()

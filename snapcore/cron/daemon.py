@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from snapcore.engine import stop
-from snapcore.errors import Code, ProviderError, SnapcoreError, SnapshotError, printable
+from snapcore.errors import Code, SnapcoreError, SnapshotError, printable
 from snapcore.runs import JobRun
 
 from .board import Board
@@ -21,7 +21,7 @@ from .logs import Events, Scrubber
 from .running import Ended, Runner
 from .schedule import Every, Key, Retries, Schedule, is_missed
 from .scheduling import began, entry_id, follow_clock, is_due, new_scheduler, retry_id, trigger
-from .targets import Target, Threads
+from .targets import Target, Threads, vanished
 
 if TYPE_CHECKING:
     from snapcore.repository import Repository
@@ -243,7 +243,7 @@ class Daemon:
 
     def _next_run(self, job: str, thread_id: str) -> datetime | None:
         entries = [self._scheduler.get_job(entry) for entry in (entry_id(job), retry_id((job, thread_id)))]
-        # before it starts and once it has ended, the scheduler gives what is put into it no time
+        # what is put into a scheduler that does not run has no time
         return min((entry.next_run_time for entry in entries if hasattr(entry, "next_run_time")), default=None)
 
     def _remember(self, key: Key, run: JobRun) -> None:
@@ -290,12 +290,9 @@ class Daemon:
     async def _vanished(self, target: Target) -> None:
         """A sandbox that a selector does not find any more fails once, and is not asked after again."""
         assert self._runner is not None
-        error: SnapcoreError = SnapshotError("The folder is not there any more.", code=Code.MISSING_WORKSPACE)
-        if target.sandbox.startswith("docker:"):
-            error = ProviderError("The container does not run any more, or has lost its label.", code=Code.NO_SANDBOX)
         key = (target.job.name, target.thread_id)
         self._settle(key)
-        await self._runner.fail(target.job.name, error, sandbox=target.sandbox, thread_id=target.thread_id)
+        await self._runner.fail(target.job.name, vanished(target), sandbox=target.sandbox, thread_id=target.thread_id)
         self._history.pop(key, None)
 
     def _launch(self, target: Target) -> None:

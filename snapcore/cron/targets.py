@@ -4,13 +4,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from snapcore.errors import Code, SnapcoreError, SnapshotError, printable
+from snapcore.errors import Code, ProviderError, SnapcoreError, SnapshotError, printable
 from snapcore.model import validate_thread_id
 
 from .jobs import Job, sandbox_name
 from .selectors import Found, list_sandboxes
 
-__all__ = ["Refused", "Target", "Threads"]
+__all__ = ["Refused", "Target", "Threads", "vanished"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,13 @@ class Threads:
                 self._owners.setdefault(thread, {})[job.name] = (sandboxes[0].address, job.workspace)
                 targets.append(Target(job, sandboxes[0].address, thread, sandboxes[0].below))
         return targets, refused
+
+
+def vanished(target: Target) -> SnapcoreError:
+    """The error for a sandbox that is not found any more."""
+    if target.sandbox.startswith("docker:"):
+        return ProviderError("The container does not run any more, or has lost its label.", code=Code.NO_SANDBOX)
+    return SnapshotError("The folder is not there any more.", code=Code.MISSING_WORKSPACE)
 
 
 def _unnamed(found: Found, error: SnapcoreError) -> SnapcoreError:

@@ -222,13 +222,21 @@ async def _completed(repo: "Repository", thread: str, sequence: int) -> "Event":
     found = await repo.checkpoints.events(thread, after=max(sequence - 1, 0), limit=1)
     event = found[0] if found and found[0].sequence == sequence else None
     if event is None:
-        raise SnapshotError(f"Thread {printable(thread)} has no event {sequence}.", code=Code.INVALID_REQUEST)
+        raise SnapshotError(
+            f"Thread {printable(thread)} has no event {sequence}.",
+            code=Code.INVALID_REQUEST,
+            hint=f"'snapcore log {printable(thread)}' shows those there are.",
+        )
     if event.kind == "exec.started":
         began = event
         async for later in _events(repo, thread, after=sequence):
             if later.started_id == began.id:
                 return later
-        raise SnapshotError(f"The command of event {sequence} has not ended.", code=Code.INVALID_REQUEST)
+        raise SnapshotError(
+            f"The command of event {sequence} has not ended.",
+            code=Code.INVALID_REQUEST,
+            hint="What it wrote is there once it has.",
+        )
     if event.kind != "exec.completed":
         raise SnapshotError(
             f"Event {sequence} is {event.kind}, which has no output.",

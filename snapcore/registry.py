@@ -80,10 +80,12 @@ def open_blobs(address: str) -> Any:
         )
     opener = _find("snapcore.stores", _STORES, scheme)
     if opener is None:
+        known = f"Known: {', '.join(sorted(_STORES))}, and what installed packages add."
+        database = scheme.partition("+")[0] in ("postgres", "postgresql", "sqlite")
         raise RepositoryError(
             f"No blob store is known for {scheme}://.",
             code=Code.UNKNOWN_SCHEME,
-            hint=f"Known: {', '.join(sorted(_STORES))}, and what installed packages add.",
+            hint=f"A database goes beside it, by --database. {known}" if database else known,
         )
     return opener(os.path.expanduser(rest) if scheme == "file" else f"{scheme}://{rest}")
 

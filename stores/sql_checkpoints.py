@@ -249,7 +249,7 @@ def _add(
             return holder
     if same_id is not None:
         raise CheckpointConflictError(
-            f"The checkpoint id {checkpoint.id!r} is taken.", code=Code.DUPLICATE_ID, hint="Use a new random id."
+            f"The checkpoint id {checkpoint.id!r} is taken.", code=Code.DUPLICATE_ID, hint="Choose another id, or give none."
         )
     check_place()
     manifests = [root.manifest for root in checkpoint.roots]

@@ -141,6 +141,10 @@ def test_an_output_that_there_is_not(ledger: Run, args: list[str], code: int, sa
     assert said in ledger("log", "t", *args, code=code).stderr
 
 
+def test_an_event_that_there_is_not_is_answered_with_where_to_look(ledger: Run) -> None:
+    assert "'snapcore log t' shows" in ledger("log", "t", "--output", "99", code=1).stderr
+
+
 def test_a_command_that_was_ended_has_its_error_and_its_time() -> None:
     """Nothing is remembered of what has ended: a thread may have millions of events."""
     lines = EventLines()

@@ -116,6 +116,12 @@ async def test_unknown_schemes_are_typed_errors() -> None:
     assert refused.value.code == Code.UNKNOWN_SCHEME
 
 
+async def test_a_database_in_the_place_of_a_repository_is_told_where_it_goes() -> None:
+    for address in ("postgresql+psycopg://u@h/db", "postgres://h/db", "sqlite:////tmp/x.db"):
+        with pytest.raises(RepositoryError, match="--database"):
+            await snapcore.open_repository(address)
+
+
 async def test_a_bucket_is_never_taken_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with StrictS3Server(access_key="key") as server:

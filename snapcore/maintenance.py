@@ -110,8 +110,8 @@ class MaintenanceStore(Protocol):
         ...
 
     async def expire_caches(self, run: Maintenance, *, unused: float) -> int:
-        """Drop stat caches not used for `unused` seconds, pins that have run out, and runs of jobs of more than 400 days ago. Returns
-        the number of caches dropped."""
+        """Drop stat caches not used for `unused` seconds, pins that have run out, and runs of jobs of more than 400 days ago.
+        Returns the number of caches dropped."""
         ...
 
     # ---- repair

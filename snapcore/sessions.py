@@ -89,8 +89,8 @@ class Sessions:
         take_over: bool = False,
         **options: "Unpack[SessionArguments]",
     ) -> "Session":
-        """Work by hand in a sandbox that is there already: an address, a handle, which is closed with the session, or the thread's
-        own sandbox when none is named.
+        """Work by hand in a sandbox that is there already: an address, a handle, which is closed with the session, or the
+        thread's own sandbox when none is named.
 
         What is done is recorded in the thread's ledger, as by any session. But it is no part of what a program replays, counts
         as no step, and what was begun and not ended makes nothing uncertain. Neither can the session make, pause or destroy a

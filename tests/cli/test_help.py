@@ -94,7 +94,8 @@ def test_the_first_page_names_all_commands_variables_and_exit_codes(run: Run) ->
     assert max(map(len, page.splitlines())) <= COLUMNS
     for word in (*(name.split()[0] for name in COMMANDS), "SNAPCORE_REPO", "SNAPCORE_DATABASE", "NO_COLOR"):
         assert re.search(rf"^  {word} ", page, re.MULTILINE), word
-    assert re.search(r"^  143 ", page, re.MULTILINE)
+    for word in ("143", "docker://CONTAINER/FOLDER", "label:L"):
+        assert re.search(rf"^  {word} ", page, re.MULTILINE), word
 
 
 def test_a_narrow_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

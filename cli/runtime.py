@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec,
 
 import typer
 
-from snapcore.errors import CheckpointWriterConflictError, Code, SnapcoreError
+from snapcore.errors import CheckpointWriterConflictError, Code, SnapcoreError, SnapshotError
 
 from .effective import PROGRESS
 from .invocation import THREAD_HINT, Invocation, UsageError, address_errors, usage_errors
@@ -145,9 +145,22 @@ def run_command(invocation: Invocation, work: Callable[[], Awaitable[int]]) -> i
         # Of this machine, not of a store or a sandbox, which have errors of their own: stdout on a full disk, say.
         if invocation.debug:
             traceback.print_exc()
-        print_system_error(error, as_json=invocation.json)
+        if isinstance(error, FileNotFoundError) and _is_current_folder_gone():
+            gone = SnapshotError("The current folder is gone.", code=Code.MISSING_WORKSPACE, hint="Change to one that exists.")
+            print_error(gone, as_json=invocation.json)
+        else:
+            print_system_error(error, as_json=invocation.json)
         return Exit.FAILED
     return code
+
+
+def _is_current_folder_gone() -> bool:
+    """Whether there is nothing that a relative path could start at."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _tell_interruption(invocation: Invocation) -> None:

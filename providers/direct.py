@@ -121,8 +121,7 @@ class DirectWorkspace:
         deadline = loop.time() + self._busy_seconds
         while True:
             try:
-                if self._way:
-                    self._folders().close()  # before anything is looked at by its path
+                self._folders().close()  # before anything is looked at by its path; tells why it cannot be
                 await self.recover()
                 lock = await in_thread(self._lock_shared)
                 break
@@ -168,7 +167,7 @@ class DirectWorkspace:
             raise SnapshotError(
                 f"The workspace {printable(self._root)} cannot be opened as a folder: {error.strerror}.",
                 code=Code.MISSING_WORKSPACE if error.errno == errno.ENOENT else Code.INVALID_WORKSPACE,
-                hint="Name an existing folder.",
+                hint="Make it readable, or name another." if error.errno == errno.EACCES else "Name an existing folder.",
             ) from error
 
 

@@ -134,6 +134,24 @@ def test_ids_may_be_shortened_while_they_are_unique(run: Run, tree: Path) -> Non
     assert "abc2" in ambiguous
 
 
+def test_a_current_folder_that_is_gone_is_told(made: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    try:
+        made("list", "-t", "t")
+        for command in (
+            ("export", "one", "-o", "x.tar"),
+            ("import", ".", "-t", "i"),
+            ("init", "-r", "r"),
+            ("capture", ".", "-t", "t"),
+        ):
+            assert "The current folder is gone. [MISSING_WORKSPACE]" in made(*command, code=1).stderr
+    finally:
+        os.chdir(tmp_path)
+
+
 def test_an_unknown_sandbox_scheme(run: Run) -> None:
     run("init")
     assert "[UNKNOWN_SCHEME]" in run("capture", "nowhere://x", "--thread", "t", code=1).stderr

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from snapcore.errors import Code, ProviderError
+from snapcore.errors import Code, ProviderError, SnapshotError
 from snapcore.model import FileStat, Kind, Note
 from snapcore.protocols import PlaceStep, RemoveStep, SetMetaStep, StageFile, StageFolder, StageLink, StageWrite, Step
 from snapcore.providers.direct import DirectWorkspace
@@ -389,6 +389,21 @@ def test_a_user_restores_into_read_only_folders(as_user: AsUser) -> None:
             assert (root / name / "top").read_text() == "top"
         assert (root / "closed" / "sub" / "new").stat().st_mode & 0o7777 == 0o440
         assert (root / "blind" / "sub" / "new").stat().st_mode & 0o7777 == 0
+
+    as_user(work)
+
+
+def test_a_root_that_its_user_cannot_list_is_a_typed_error(as_user: AsUser) -> None:
+    def work(root: Path) -> None:
+        async def hold() -> None:
+            async with DirectWorkspace(root).hold():
+                raise AssertionError("it was held")
+
+        root.chmod(0o311)
+        with pytest.raises(SnapshotError, match="cannot be opened as a folder: Permission denied") as caught:
+            asyncio.run(hold())
+        root.chmod(0o755)
+        assert caught.value.code is Code.INVALID_WORKSPACE
 
     as_user(work)
 

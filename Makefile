@@ -41,8 +41,10 @@ docs: $(DOCS_STAMP) ## Make the page of all commands anew, and the documentation
 site: $(DOCS_STAMP) ## The site of the pages as they are; a link that leads nowhere fails it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+# Tests start many processes; each would compile the modules anew where Python is told to write no bytecode.
 unit: $(DEV_STAMP) ## The tests alone; PYTEST_ARGS="-k name" chooses
 	@tests/system_packages.sh
+	@$(BIN)/python -m compileall -q snapcore stores providers cli
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 package: $(DEV_STAMP) ## Build sdist and wheel, install the wheel into an empty environment, and use it

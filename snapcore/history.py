@@ -10,7 +10,7 @@ from .capturing import commit_checkpoint, new_checkpoint_id
 from .engine import Engine, finish
 from .errors import CheckpointConflictError, Code, RepositoryError, SnapshotError, printable
 from .leases import WriterHold
-from .model import Checkpoint, RecordType, relabelled, validate_id, validate_thread_id
+from .model import Checkpoint, RecordType, relabelled, validate_id, validate_text, validate_thread_id
 from .packwriter import PackWriter, new_pack_id
 
 __all__ = ["delete", "fork", "missing", "rewind", "set_label", "surely"]
@@ -139,7 +139,9 @@ async def rewind(engine: Engine, thread_id: str, checkpoint_id: str, *, new_id: 
 
 
 async def set_label(engine: Engine, thread_id: str, checkpoint_id: str, label: str | None) -> Checkpoint:
-    """Give a checkpoint a label, or take it away with None."""
+    """Give a checkpoint a label, or take it away with None. Raises `SnapshotError` `INVALID_ENTRY` for what no capture takes."""
+    if label is not None:
+        validate_text(label, "A label", code=Code.INVALID_ENTRY)
     source = await _source(engine, thread_id, checkpoint_id)
     pack_id = new_pack_id()
     async with WriterHold(engine, thread_id, pack_id=pack_id) as hold:

@@ -221,6 +221,13 @@ def test_rewind_appends(made: Run) -> None:
     assert len(made("list", "--thread", "t", "--json").json) == 3
 
 
+@pytest.mark.parametrize("label", ["\udcff", "two\nlines", "x" * 600])
+def test_label_takes_what_capture_takes(made: Run, tree: Path, label: str) -> None:
+    for command in (("label", "two", label), ("capture", str(tree), "--label", label)):
+        assert "[INVALID_ENTRY]" in made(*command, "--thread", "t", code=1).stderr
+    assert [each["label"] for each in made("list", "-t", "t", "--json").json] == ["first", None]
+
+
 def test_label_is_given_and_taken_away(made: Run) -> None:
     assert made("label", "two", "new name", "--thread", "t", "--json").json["label"] == "new name"
     assert made("show", "label:new name", "--thread", "t", "--json").json["id"] == "two"

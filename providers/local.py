@@ -64,6 +64,8 @@ class LocalSandbox:
             raise SnapshotError(
                 "The current folder is gone.", code=Code.MISSING_WORKSPACE, hint="Change to one that exists."
             ) from error
+        if "\0" in self._root:
+            raise SnapshotError("A folder's path holds no NUL.", code=Code.INVALID_WORKSPACE, hint="Name an existing folder.")
         self._id = DirectWorkspace(self._root).sandbox_id
         self._environment = dict(environment or {})
         self._user = user

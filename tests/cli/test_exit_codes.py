@@ -152,6 +152,11 @@ def test_a_current_folder_that_is_gone_is_told(made: Run, tmp_path: Path, monkey
         os.chdir(tmp_path)
 
 
+def test_an_address_that_can_be_no_folder(made: Run) -> None:
+    for command in (("capture",), ("restore",), ("diff", "latest")):
+        assert "[INVALID_WORKSPACE]" in made(*command, "file:///a%00b", "--thread", "t", code=1).stderr
+
+
 def test_an_unknown_sandbox_scheme(run: Run) -> None:
     run("init")
     assert "[UNKNOWN_SCHEME]" in run("capture", "nowhere://x", "--thread", "t", code=1).stderr

@@ -92,6 +92,7 @@ class Scheduler:
         self.process.kill()
         self.process.wait(DEADLINE)
         self._reader.join(DEADLINE)
+        assert not self._reader.is_alive(), "something that it started still runs"
         assert self.process.stderr is not None
         self.process.stderr.close()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from snapcore.cron.health import Health, write_atomically
+from snapcore.cron.metrics import Metrics
 from snapcore.runs import JobRun, Outcome
 
 START = datetime(2026, 6, 3, tzinfo=UTC)
@@ -49,6 +50,24 @@ def test_one_thread_that_fails_is_enough_until_it_is_gone() -> None:
     assert not health.ok
     assert health.retain("web", {"a"}) == ["b"]
     assert health.ok
+
+
+def test_what_is_gone_of_one_job_is_kept_of_the_others() -> None:
+    health = well(run(Outcome.FAILED, "b"), run(Outcome.FAILED, "b", job="other"))
+    assert health.retain("web", set()) == ["b"]
+    assert health.failures("other", "b") == 1
+
+
+def test_a_thread_that_is_gone_leaves_no_metrics_of_its_own() -> None:
+    metrics = Metrics()
+    metrics.ran(run(Outcome.FAILED, "a", error="NO_SANDBOX"), 1)
+    metrics.ran(run(Outcome.CAPTURED, "b"), 0)
+    metrics.drop("web", "a")
+    metrics.drop("web", "never")
+    text = metrics.text().decode()
+    assert 'thread="a"' not in text
+    assert 'snapcore_cron_consecutive_failures{job="web",thread="b"} 0.0' in text
+    assert 'snapcore_cron_failures_total{code="NO_SANDBOX",job="web"} 1.0' in text
 
 
 def test_it_is_not_well_before_the_repository_was_opened() -> None:

@@ -100,7 +100,8 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.Monkey
 
 async def test_connections_that_are_held_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "CONNECTIONS", 2)
-    async with served() as port:
+    monkeypatch.setattr(serving, "SECONDS", 3600.0)  # it is not the time that cuts them off
+    async with served() as port, asyncio.timeout(60):
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
         for _ in range(3):
             assert (await ask(port, b"GET /health HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")

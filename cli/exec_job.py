@@ -120,7 +120,7 @@ class Job:
         head = await repo.get(thread)
         if head is None:
             return self.invocation.policy()
-        if len(head.roots) > 1:
+        if len(head.roots) != 1:
             raise UsageError(
                 f"The checkpoints of thread {printable(thread)} hold several folders.",
                 hint="Use 'snapcore restore' and 'snapcore capture' with --root before and after.",

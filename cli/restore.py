@@ -106,8 +106,7 @@ async def restore(
         print_json(_fields(receipt, thread, time.monotonic() - started))
     elif invocation.tells:
         _tell(invocation, receipt, time.monotonic() - started)
-    for path, reason in receipt.differences:
-        invocation.warn(f"differs: {path_text(path)}: {reason}")
+    _warn(invocation, receipt)
     return Exit.WARNINGS if receipt.differences else Exit.DONE
 
 
@@ -162,3 +161,8 @@ def _tell(invocation: Invocation, receipt: "Receipt", seconds: float) -> None:
             print_line(f"left alone: {path_text(path)}")
     elif receipt.kept:
         print_line(f"left alone: {count(len(receipt.kept), 'path')}; --verbose names them")
+
+
+def _warn(invocation: Invocation, receipt: "Receipt") -> None:
+    for path, reason in receipt.differences:
+        invocation.warn(f"differs: {path_text(path)}: {reason}")

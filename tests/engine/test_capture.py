@@ -406,9 +406,10 @@ async def test_a_conversation_that_is_no_json_is_refused(memory_repo: Repository
     assert await memory_repo.threads() == []
 
 
-async def test_progress_ends_with_what_was_done(memory_repo: Repository, make: Make) -> None:
+async def test_progress_ends_with_what_was_done(memory_repo: Repository, make: Make, settle: Callable[[Path], None]) -> None:
     seen: list[Progress] = []
     work = make({f"f{number}": "x" * 10 for number in range(50)})
+    settle(work)
     report = await memory_repo.capture_with_report(work, thread_id="t", on_progress=seen.append)
     assert (seen[-1].phase, seen[-1].files, seen[-1].bytes) == ("capture", 50, 500)
     assert (report.files_read, report.bytes_read) == (50, 500)

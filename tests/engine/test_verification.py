@@ -114,7 +114,8 @@ async def test_a_pack_that_is_committed_while_verification_runs_is_no_problem(
         threads = repo.checkpoints.threads
 
         async def capture_first() -> object:
-            told.append(await other.capture(make({"new": "content"}), thread_id="t"))
+            if not told:
+                told.append(await other.capture(make({"new": "content"}), thread_id="t"))
             return await threads()
 
         object.__setattr__(repo.checkpoints, "threads", capture_first)

@@ -244,7 +244,7 @@ async def test_a_damaged_checkpoint_row_is_a_typed_error(folder: Path) -> None:
 
 
 async def test_a_lost_snapcore_json_or_database_is_a_typed_error(folder: Path) -> None:
-    for name, code in (("snapcore.json", Code.NO_REPOSITORY), ("snapcore.db", Code.WRONG_DATABASE)):
+    for name, code in (("snapcore.json", Code.DAMAGED), ("snapcore.db", Code.WRONG_DATABASE)):
         (folder / name).rename(folder / "aside")
         with pytest.raises(SnapcoreError) as error:
             async with snapcore.open_repository(folder, create=False):

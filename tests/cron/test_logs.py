@@ -117,7 +117,8 @@ def test_a_log_that_nobody_reads_holds_up_nobody_and_what_is_lost_is_counted(mon
         drain.join()
     events = [json.loads(line) for line in received]
     written = [event["job"] for event in events if event["event"] == "captured"]
-    assert written == [str(number) for number in range(len(written))]
+    assert written == sorted(set(written), key=int)  # some room comes and goes as the pipe takes lines
+    assert written[0] == "0"
     assert events[-1]["event"] == "lost"
     assert events[-1]["message"] == f"{count - len(written)} lines of this log could not be written."
 

@@ -1,5 +1,6 @@
 """`snapcore cron run` as a process of its own, and what it says while it runs."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 import snapcore
 from snapcore.runs import JobRun
@@ -146,3 +149,47 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+# An address behind this waits, in the middle of a capture, as long as the file `hold` is there.
+HOLD = 'touch "$0.begun"; while [ -e "$0" ]; do sleep 0.05; done; exec "$@"'
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "jobs.toml"
+    fresh = folder / "jobs.new"
+    fresh.write_text('repo = "repo"\n' + text)
+    return fresh.replace(file)
+
+
+def held(folder: Path, work: Path) -> str:
+    """The address of a folder whose captures wait for `release`."""
+    (folder / "hold").touch()
+    script = folder / "hold.sh"
+    script.write_text(HOLD)
+    return f"exec:sh -c '{HOLD}' {folder}/hold {work}".replace('"', '\\"')
+
+
+def wait_until(path: Path) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
+
+
+def wait_until_ended(pid_file: Path) -> None:
+    deadline = time.monotonic() + DEADLINE
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.kill(int(pid_file.read_text()), 0)
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def metrics(port: int) -> dict[tuple[str, tuple[str, ...]], float]:
+    """The value of each sample by its name and the values of its labels in the order of their names."""
+    found = {}
+    for family in text_string_to_metric_families(get(port, "/metrics")[1].decode()):
+        for sample in family.samples:
+            found[sample.name, tuple(value for _, value in sorted(sample.labels.items()))] = sample.value
+    return found

@@ -24,7 +24,7 @@ from .options import (
 )
 from .output import checkpoint_fields, count, path_fields, print_json, print_line, size
 from .progress import progress
-from .runtime import Exit, Invocation, UsageError, command, places
+from .runtime import Exit, Invocation, check_wait, command, places
 
 if TYPE_CHECKING:
     from snapcore.capturing import CaptureReport
@@ -122,8 +122,7 @@ async def capture(
         max_total_bytes=max_total_bytes,
         cross_mounts=cross_mounts,
     )
-    if wait is not None and not wait >= 0:  # NaN is not, either
-        raise UsageError("--wait takes a number of seconds that is not negative.")
+    check_wait(wait)
     address, roots = places(directory, root)
     hidden = invocation.secrets(secret_env, secret_file, secret_command)
     started = time.monotonic()

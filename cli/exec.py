@@ -17,7 +17,7 @@ from .app import USAGE_ERROR, Command
 from .exec_job import Job
 from .options import Label, SecretCommand, SecretEnv, SecretFile, Wait
 from .output import print_error, print_system_error
-from .runtime import Invocation, UsageError, command
+from .runtime import Invocation, UsageError, check_wait, command
 
 __all__ = ["ExecCommand", "exec_"]
 
@@ -132,8 +132,7 @@ async def exec_(
             raise UsageError("--always says when a checkpoint is made.", hint="Add --checkpoint.")
         if step is not None and step < 0:
             raise UsageError("--step takes a number that is not negative.")
-        if wait is not None and not wait >= 0:  # NaN is not, either
-            raise UsageError("--wait takes a number of seconds that is not negative.")
+        check_wait(wait)
         secrets = invocation.secrets(secret_env, secret_file, secret_command)
         named = {each.partition("=")[0] for given in (secret_env, secret_file, secret_command) for each in given or ()}
         passed = {name: os.fsdecode(value) for name, value in (secrets or {}).items() if name in named}

@@ -30,6 +30,7 @@ __all__ = [
     "Invocation",
     "UsageError",
     "address_errors",
+    "check_wait",
     "command",
     "interruptible",
     "places",
@@ -178,6 +179,12 @@ def _exit_code(error: SnapcoreError) -> int:
     if isinstance(error, CheckpointWriterConflictError):
         return Exit.WRITER_HELD
     return Exit.FAILED
+
+
+def check_wait(wait: float | None) -> None:
+    """Refuse a `--wait` that is no time to wait."""
+    if wait is not None and not wait >= 0:  # NaN is not, either
+        raise UsageError("--wait takes a number of seconds that is not negative.")
 
 
 def places(directory: str | None, roots: list[str] | None) -> tuple[str, dict[str, str] | None]:

@@ -26,7 +26,7 @@ from .options import (
 )
 from .output import count, path_list, path_text, print_json, print_line, size
 from .progress import progress
-from .runtime import Exit, Invocation, UsageError, command, resolve
+from .runtime import Exit, Invocation, UsageError, check_wait, command, resolve
 
 if TYPE_CHECKING:
     from snapcore.transfer_export import ExportReport
@@ -194,8 +194,7 @@ async def import_(
         keep_rebuildable=keep_rebuildable,
         on_unsupported=on_unsupported,
     )
-    if wait is not None and not wait >= 0:  # NaN is not, either
-        raise UsageError("--wait takes a number of seconds that is not negative.")
+    check_wait(wait)
     hidden = invocation.secrets(secret_env, secret_file, secret_command)
     started = time.monotonic()
     async with invocation.repository() as repo:

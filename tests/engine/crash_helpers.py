@@ -174,10 +174,12 @@ def die_at(at: int, points: Sequence[Point]) -> None:
 def count_calls(job: Job, points: Sequence[Point]) -> int:
     """How many calls of `points` the job makes."""
     shared = mmap.mmap(-1, 8)
+    one_at_a_time = threading.Lock()
 
     def counting(call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            shared[:8] = (int.from_bytes(shared[:8], "little") + 1).to_bytes(8, "little")
+            with one_at_a_time:
+                shared[:8] = (int.from_bytes(shared[:8], "little") + 1).to_bytes(8, "little")
             return call(*args, **kwargs)
 
         return wrapped

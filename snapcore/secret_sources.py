@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import signal
 import stat
 import threading
 import time
@@ -29,10 +30,11 @@ def secret_values(
 ) -> dict[str, bytes]:
     """The values of secrets by name. Paths of files are relative to `folder`, where commands run, too.
 
-    Blocks until they are there: a command has `COMMAND_SECONDS`, and nothing on its stdin; what it writes to stderr goes to this
-    process's. It is killed when this is interrupted. `may_run` says whether commands may run at all: not those of a settings file
-    that the user has not named (`Loaded.named`), since an agent could have written it. `given_up` is the reading end of a pipe;
-    once the other is closed, nothing is waited for any more, neither a command nor who would write into a FIFO.
+    Blocks until they are there: a command has `COMMAND_SECONDS`, nothing on its stdin, and no terminal to ask at; what it writes
+    to stderr goes to this process's. It is killed, with what it started, when its time is over or this is interrupted. `may_run`
+    says whether commands may run at all: not those of a settings file that the user has not named (`Loaded.named`), since an
+    agent could have written it. `given_up` is the reading end of a pipe; once the other is closed, nothing is waited for any
+    more, neither a command nor who would write into a FIFO.
 
     Raises `SnapshotError` `INVALID_REQUEST` for a value that cannot be had, is empty, larger than `MAX_VALUE_BYTES`, or too short
     to be looked for. Its words hold nothing of a value, a command, or what a command wrote.
@@ -166,7 +168,11 @@ class _Command:
 
         try:
             self._process = subprocess.Popen(
-                self._words, cwd=self._folder or None, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+                self._words,
+                cwd=self._folder or None,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # so that what it starts can be ended with it
             )
         except (OSError, ValueError) as error:
             self._error = error
@@ -174,11 +180,13 @@ class _Command:
             self._is_decided.set()
 
     def stop(self) -> None:
-        """Kill it unless it has ended."""
+        """Kill it, and what it started, unless it has ended."""
         self._is_decided.wait(START_SECONDS)
         if self._process is not None:
             with self._process:
-                self._process.kill()
+                if self._process.returncode is None:  # not waited for, so that its number is still that of the group
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _words(name: str, command: str | Sequence[str]) -> list[str]:

@@ -2,15 +2,17 @@
 
 import contextlib
 import json
+import os
+import select
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from snapcore.errors import Code, SnapcoreError, SnapshotError, printable
 
-from .runtime import Invocation, UsageError, resolve
+from .runtime import Invocation, UsageError, interruptible, resolve
 
 if TYPE_CHECKING:
     from snapcore.model import Checkpoint
@@ -186,11 +188,27 @@ class _OutputError(Exception):
 
 
 def _hand_on(stream: str, piece: bytes) -> None:
-    """Output as it comes, byte for byte. When nobody reads it any more, the command is ended."""
+    """Output as it comes, byte for byte. When nobody reads it any more, or a signal comes while it is read slowly, the command
+    is ended."""
     target = sys.stdout if stream == "stdout" else sys.stderr
     try:
-        target.flush()
-        target.buffer.write(piece)
-        target.buffer.flush()
+        with interruptible():
+            target.flush()
+            _write(target, piece)
     except OSError as error:
         raise _OutputError(error) from error
+
+
+def _write(target: TextIO, piece: bytes) -> None:
+    """Write past Python's buffer: what could not be written would stay in there, and block the process when it ends."""
+    try:
+        fd = target.fileno()
+    except (OSError, ValueError):  # no file
+        target.buffer.write(piece)
+        return
+    rest = memoryview(piece)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:  # whoever shares it made it so
+            select.select([], [fd], [])

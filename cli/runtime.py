@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import os
+import select
 import signal
 import sys
 import traceback
@@ -166,9 +167,10 @@ def _is_current_folder_gone() -> bool:
 
 def _tell_interruption(invocation: Invocation) -> None:
     if not invocation.quiet:
-        with suppress(OSError):  # a terminal that is gone, say
-            sys.stderr.write("interrupted\n")
-            sys.stderr.flush()
+        with suppress(OSError, ValueError):  # a terminal that is gone, say
+            if select.select([], [sys.stderr], [], 0)[1]:  # else it is a pipe that nobody empties
+                sys.stderr.write("interrupted\n")
+                sys.stderr.flush()
 
 
 def _exit_code(error: SnapcoreError) -> int:

@@ -50,10 +50,12 @@ async def with_signals(work: Callable[[], Awaitable[int]]) -> int:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let a signal end what blocks, such as a command that gives a secret, or a pipe that nobody writes into: the event loop,
-    which waits for it, hears of no signal meanwhile. One of shortly before, of which the loop has not heard, ends it too."""
+    """Let a signal end what blocks, such as a command that gives a secret, or a pipe that nobody reads or writes: the event
+    loop, which waits for it, hears of no signal meanwhile. One of shortly before, of which the loop has not heard, ends it, too.
+    """
 
     def stop(number: int, _: object) -> None:
+        _caught.append(number)  # the loop hears of it later, and cancels what is given up by then
         raise SignalError(number)
 
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
@@ -64,3 +66,4 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+            signal.siginterrupt(number, False)

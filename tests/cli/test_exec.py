@@ -1,10 +1,12 @@
 """`snapcore exec`: a command in a sandbox; its output, its exit code, what the log has of it, and checkpoints around it."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +38,15 @@ def until(path: Path) -> str:
             return text
         time.sleep(0.02)
     raise AssertionError(f"nothing came into {path}")
+
+
+def until_full(pipe: int) -> None:
+    """Wait until nothing more fits into a pipe."""
+    size = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+    end = time.monotonic() + DEADLINE
+    while int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder) < size:
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:
@@ -329,6 +340,25 @@ def test_a_reader_that_goes_away_ends_the_command(tree: Path) -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert not is_running(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_whose_output_nobody_reads_just_now(ready: Run, tree: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "snapcore.cli", "exec", str(tree), "-t", "t", "--no-stdin", "--"]
+    script = "echo $$ > pid; exec yes"
+    process = subprocess.Popen([*command, "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        pid = int(until(tree / "pid"))
+        assert process.stdout is not None
+        until_full(process.stdout.fileno())
+        process.send_signal(number)
+        assert process.wait(DEADLINE) == 128 + number
+    finally:
+        process.kill()
+        process.communicate()
+    assert not is_running(pid)
+    assert kinds(ready) == ["sandbox.opened", "exec.started", "sandbox.closed"]
+    ready("exec", "-t", "t", "--", "true")  # nobody holds the thread any more
 
 
 def test_output_comes_as_it_is_written(run: Run, repo: Path, tree: Path) -> None:

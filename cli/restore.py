@@ -151,9 +151,8 @@ def _tell(invocation: Invocation, receipt: "Receipt", seconds: float) -> None:
         "already right": receipt.unchanged,
     }
     told = ", ".join(f"{number:,} {what}" for what, number in done.items() if number) or "nothing to do"
-    print_line(f"{verb} checkpoint {receipt.checkpoint_id}: {count(receipt.files, 'file')}, {size(receipt.bytes)}; {told}")
-    if not receipt.dry_run:
-        print_line(f"wrote {size(receipt.bytes_written)} in {seconds:.2f} s")
+    print_line(f"{verb} checkpoint {receipt.checkpoint_id}: {count(receipt.files, 'file')}, {size(receipt.bytes)}")
+    print_line(told if receipt.dry_run else f"{told}; wrote {size(receipt.bytes_written)} in {seconds:.2f} s")
     if receipt.redacted:
         print_line(f"{count(len(receipt.redacted), 'file')} with a redacted secret; --reinject puts secrets back")
     if receipt.kept and invocation.verbose:

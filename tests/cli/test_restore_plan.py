@@ -101,21 +101,22 @@ def test_the_plan_has_the_paths_of_its_lists_and_is_what_is_done(changed: Run, t
 def test_the_table_has_removals_first(changed: Run, tree: Path) -> None:
     lines = changed("restore", str(tree), "-t", "t", "-n").text.splitlines()
     assert lines[0].split() == ["BEFORE", "AFTER", "WHAT", "PATH"]
-    signs = "".join(line[0] for line in lines[1:-4])
+    signs = "".join(line[0] for line in lines[1:-5])
     assert signs == "".join(sorted(signs, key="-+~".index))
     assert "-     5 B         file           new/file" in lines
     assert any(line.split() == ["~", "15", "B", "6", "B", "content,", "time", "notes.txt"] for line in lines)
     assert any(line.endswith("now a file     became") for line in lines)
-    assert lines[-4].startswith("- 2 paths removed: 5 B")
-    assert lines[-3].startswith("+ 2 paths added: 3 B")
-    assert lines[-2].startswith("~ 8 paths changed:")
-    assert lines[-1].startswith("would restore checkpoint base: ")
-    assert max(map(len, lines[:-1])) <= 80
+    assert lines[-5].startswith("- 2 paths removed: 5 B")
+    assert lines[-4].startswith("+ 2 paths added: 3 B")
+    assert lines[-3].startswith("~ 8 paths changed:")
+    assert lines[-2].startswith("would restore checkpoint base: ")
+    assert lines[-1].startswith("2 removed, 2 added, 8 changed")
+    assert max(map(len, lines)) <= 80
 
 
 def test_nothing_to_do_is_no_table(made: Run, tree: Path) -> None:
-    (line,) = made("restore", str(tree), "-t", "t", "-n").text.splitlines()
-    assert line.startswith("would restore checkpoint two: ")
+    first, _counts = made("restore", str(tree), "-t", "t", "-n").text.splitlines()
+    assert first.startswith("would restore checkpoint two: ")
 
 
 def many(number: int) -> RestorePlan:

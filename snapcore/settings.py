@@ -129,12 +129,14 @@ class JobSettings(_Table, frozen=True, kw_only=True):
 
 class CronSettings(_Table, frozen=True, kw_only=True):
     """What holds for all jobs. `timezone` is an IANA name, of schedules that name none. `parallel` is how many captures run at
-    once. `health-file` is rewritten after each run; `listen` (`HOST:PORT`) serves `/health` and `/metrics`."""
+    once. `health-file` is rewritten after each run; `listen` (`HOST:PORT`) serves `/health` and `/metrics`. `stop-timeout` is how
+    long a scheduler that was told to stop waits for what does not answer."""
 
     timezone: str = "UTC"
     parallel: int = 4
     health_file: str | None = None
     listen: str | None = None
+    stop_timeout: str = "20s"
     gc: GcSettings = GcSettings()
 
 

@@ -110,9 +110,13 @@ class Board:
             await self._server.close()
         self._server = server
 
-    async def close(self) -> None:
-        """The scheduler ends: say so in the health file, and serve no more."""
+    def stopping(self) -> None:
+        """No run begins any more: say so in the health file."""
         self._health.running = False
+        self.publish()
+
+    async def close(self) -> None:
+        """The scheduler has ended: write the health file a last time, and serve no more."""
         self._write()
         await self.listen(None)
 

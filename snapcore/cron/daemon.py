@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import random
 import signal
 import sys
@@ -22,6 +23,7 @@ from .running import Ended, Runner
 from .schedule import Every, Key, Retries, Schedule, is_missed
 from .scheduling import began, entry_id, follow_clock, is_due, new_scheduler, retry_id, trigger
 from .targets import Target, Threads, vanished
+from .threads import end_process_after
 
 if TYPE_CHECKING:
     from snapcore.repository import Repository
@@ -32,6 +34,8 @@ OPEN_FIRST: Final = 1.0  # seconds until a repository that could not be opened i
 OPEN_LONGEST: Final = 60.0
 HEARTBEAT: Final = Every(30.0)  # the health file is rewritten at least so often
 _HOPELESS: Final = (Code.INVALID_REQUEST, Code.UNKNOWN_SCHEME, Code.MISSING_EXTRA)  # of a repository's address
+
+_SIGNAL_CODE: Final = 128  # of a process that a signal ended, and its number; as a shell tells it
 
 OpenRepository = Callable[[], "AbstractAsyncContextManager[Repository]"]
 
@@ -82,7 +86,7 @@ class Daemon:
 
     async def run(self) -> int:
         """Work until SIGTERM or SIGINT, whose number is returned. Captures that run then are cancelled, and leave nothing behind.
-        A second signal ends the process at once.
+        A second signal ends the process at once, and so does the end of the plan's `stop_timeout`.
 
         Raises `SnapshotError` `INVALID_REQUEST` when the address to listen at cannot be used.
         """
@@ -101,8 +105,9 @@ class Daemon:
                 await work  # it ends by itself only when something is wrong with it
             return self._stopping.result()
         finally:
-            running = sum(turn.begun for turn in self._turns.values())
+            running = self._running()
             self._events.tell("stopping", f"Runs that are given up: {running}." if running else "")
+            self._board.stopping()
             await stop([work])
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
@@ -113,8 +118,17 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(each)
-            signal.signal(each, signal.SIG_DFL)
+            # the first process of a container is not ended by a signal that it does not handle
+            signal.signal(each, _end_at_once if os.getpid() == 1 else signal.SIG_DFL)
+        end_process_after(self._plan.stop_timeout, _SIGNAL_CODE + number, self._tell_cut_off)
         self._stopping.set_result(number)
+
+    def _tell_cut_off(self) -> None:
+        message = f"What does not answer is waited for no longer. Runs that are cut off: {self._running()}."
+        self._events.tell("cut-off", message, level=logging.WARNING)
+
+    def _running(self) -> int:
+        return sum(turn.begun for turn in list(self._turns.values()))
 
     def _hang_up(self, from_terminal: bool) -> None:
         """SIGHUP asks for a reload; or tells that the terminal is gone from which this was started, and ends it."""
@@ -401,3 +415,7 @@ class Daemon:
         if not task.cancelled() and (error := task.exception()) is not None:
             # What is foreseen does not come here. The schedule goes on.
             self._events.tell("error", f"A run ended with {type(error).__name__}.", level=logging.ERROR)
+
+
+def _end_at_once(number: int, _: object) -> None:
+    os._exit(_SIGNAL_CODE + number)

@@ -64,7 +64,7 @@ class Collection:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """All that the scheduler does, and where it keeps checkpoints. `listen` is a host and a port; `may_run` says whether commands
-    of the file may be started."""
+    of the file may be started; `stop_timeout` is seconds."""
 
     path: str
     folder: str
@@ -74,6 +74,7 @@ class Plan:
     parallel: int
     health_file: str | None
     listen: tuple[str, int] | None
+    stop_timeout: float
     repo: str = ""
     database: str | None = None
 
@@ -128,6 +129,7 @@ class _Reader:
             parallel=cron.parallel,
             health_file=None if cron.health_file is None else self._place(cron.health_file),
             listen=None if cron.listen is None else self._listen(cron.listen),
+            stop_timeout=parse_duration(cron.stop_timeout, f"{self._file}: [cron]: stop-timeout"),
         )
 
     @property

@@ -20,6 +20,7 @@ FIRST_AFTER_BOOT: Final = 60  # seconds
 STOP_SECONDS: Final = 120  # a capture that is cancelled gives up its lease and ends within seconds
 LONGEST_SLUG: Final = 80
 WELL: Final = "3 11 143"  # warnings, another writer holds the thread, terminated: nothing to raise an alarm for
+CUT_OFF: Final = "143"  # the scheduler was told to stop, and something did not answer
 NO_USE: Final = "2 10"  # a file that makes no sense, no repository: starting again does not help
 # What a system's service can do without. Not more: the commands of `exec:` addresses run in it too, and containers of podman
 # need their control groups, sudo its privileges.
@@ -84,6 +85,7 @@ def daemon_unit(command: Sequence[str], path: str, *, system: bool, environment_
             "ExecReload=/bin/kill -HUP $MAINPID",
             "Restart=on-failure",
             "RestartSec=10",
+            f"SuccessExitStatus={CUT_OFF}",
             f"RestartPreventExitStatus={NO_USE}",
             *_surroundings(system, environment_file),
         ],

@@ -3,11 +3,13 @@ process."""
 
 import asyncio
 import contextlib
+import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-__all__ = ["apart"]
+__all__ = ["apart", "end_process_after"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,3 +39,19 @@ async def apart(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T
 
     threading.Thread(target=run, daemon=True, name="snapcore-apart").start()
     return await result
+
+
+def end_process_after(seconds: float, code: int, tell: Callable[[], None]) -> None:
+    """Should this process still be there after so many seconds, call `tell`, write what is left of the log, and end it with a
+    code. Nothing that the process holds is given back, as when it is killed."""
+
+    def end() -> None:
+        try:
+            tell()
+            logging.shutdown()
+        finally:
+            os._exit(code)
+
+    last_resort = threading.Timer(seconds, end)
+    last_resort.daemon = True
+    last_resort.start()

@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,15 @@ Event = dict[str, Any]
 
 
 class Scheduler:
-    """A running scheduler. What it logs is kept in `events` as it comes."""
+    """A running scheduler. What it logs is kept in `events` as it comes. `before` begins the command that starts it."""
 
-    def __init__(self, file: Path, *options: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, file: Path, *options: str, env: Mapping[str, str] | None = None, before: Sequence[str] = ()) -> None:
         self.file = file
         self.events: list[Event] = []
         self.noise: list[str] = []  # what is no event
         self._more = threading.Condition()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "snapcore.cli", "cron", "run", str(file), "--log-format", "json", "--verbose", *options],
+            [*before, sys.executable, "-m", "snapcore.cli", "cron", "run", file, "--log-format", "json", "--verbose", *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -101,9 +101,9 @@ class Scheduler:
 
 
 @contextmanager
-def scheduler(file: Path, *options: str, env: Mapping[str, str] | None = None) -> Iterator[Scheduler]:
+def scheduler(file: Path, *options: str, env: Mapping[str, str] | None = None, before: Sequence[str] = ()) -> Iterator[Scheduler]:
     """A scheduler that does not outlive the block."""
-    running = Scheduler(file, *options, env=env)
+    running = Scheduler(file, *options, env=env, before=before)
     try:
         yield running
     finally:

@@ -173,6 +173,31 @@ async def test_a_sandbox_that_vanishes_is_reported_and_stops_nothing(tmp_path: P
     await sound(repo, {"single": work, "b": agents / "b"}, tmp_path / "scratch")
 
 
+async def test_a_sandbox_that_vanishes_while_it_is_captured_is_reported_once_and_forgotten(tmp_path: Path, repo: Path) -> None:
+    for name in ("a", "b"):
+        make_tree(tmp_path / "agents" / name, files=3)
+    hold = "touch begun; while [ -e hold ]; do sleep 0.05; done; echo token-0123456789"
+    (tmp_path / "hold").touch()
+    text = (
+        '[cron]\nhealth-file = "health.json"\n[jobs.agents]\nselect = "folders:agents/*"\nthread = "{name}"\nevery = "1s"\n'
+        f"secrets = {{ TOKEN = {{ command = ['sh', '-c', '{hold}'] }} }}\n"
+    )
+    with scheduler(write(tmp_path, text)) as running:
+        running.wait_for(event="capturing", count=2)
+        os.rename(tmp_path / "agents" / "a", tmp_path / "away")
+        running.wait_for_another(event="skipped", thread="b")  # they were looked up again
+        running.wait_for_another(event="skipped", thread="b")
+        (tmp_path / "hold").unlink()
+        gone = running.wait_for(event="failed", thread="a", message="The folder is not there any more.")
+        running.wait_for_another(event="unchanged", thread="b")
+        running.wait_for_another(event="unchanged", thread="b")
+        document = json.loads((tmp_path / "health.json").read_text())
+        assert (document["status"], set(document["jobs"]["agents"]["threads"])) == ("ok", {"b"})
+        assert running.find(thread="a")[-1] == gone
+        assert running.end() == 0
+    await sound(repo, {"b": tmp_path / "agents" / "b"}, tmp_path / "scratch")
+
+
 async def test_a_disk_that_is_not_mounted_is_one_failure_and_no_sandbox_is_taken_for_gone(tmp_path: Path, repo: Path) -> None:
     text = '[cron]\nhealth-file = "health.json"\n[jobs.all]\nselect = "folders:disk/*"\nthread = "{name}"\nevery = "1s"\n'
     with scheduler(write(tmp_path, text)) as running:
@@ -350,20 +375,44 @@ async def test_stopped_in_the_middle_of_a_capture_it_leaves_nothing_behind(
     await sound(repo, {"one": work}, tmp_path / "scratch")
 
 
-async def test_a_second_signal_ends_it_at_once(tmp_path: Path, repo: Path, work: Path) -> None:
-    """Even when it cannot stop: here Docker's engine does not answer."""
+FIRST_PROCESS = ("unshare", "--pid", "--fork", "--kill-child")  # as in a container
+ENDS = {
+    "second signal": ((), 'stop-timeout = "1h"', -signal.SIGTERM),
+    "second signal to the first process": (FIRST_PROCESS, 'stop-timeout = "1h"', 128 + signal.SIGTERM),
+    "timeout": ((), 'stop-timeout = "1s"', 128 + signal.SIGTERM),
+}
+
+
+@pytest.mark.parametrize(("before", "cron", "code"), ENDS.values(), ids=ENDS)
+async def test_what_does_not_answer_keeps_it_from_ending_until_a_timeout_or_a_second_signal(
+    tmp_path: Path, repo: Path, work: Path, before: tuple[str, ...], cron: str, code: int
+) -> None:
+    if before and os.geteuid() != 0:
+        pytest.skip("only the superuser may make a first process")
+    jobs = '[jobs.one]\nsandbox = "docker://name/workspace"\nthread = "one"\nevery = "1h"\n'
+    file = write(tmp_path, f'[cron]\nhealth-file = "health.json"\n{cron}\n{jobs}')
     with socket.socket(socket.AF_UNIX) as engine:
         engine.bind(str(tmp_path / "engine"))
         engine.listen()
-        file = write(tmp_path, '[jobs.one]\nsandbox = "docker://name/workspace"\nthread = "one"\nevery = "1h"\n')
-        with scheduler(file, env={"DOCKER_HOST": f"unix://{tmp_path}/engine"}) as running:
+        with scheduler(file, env={"DOCKER_HOST": f"unix://{tmp_path}/engine"}, before=before) as running:
             engine.accept()[0].close()  # it is asked for its version first, and asks again
             connection, _ = engine.accept()
             with connection:
-                running.send(signal.SIGTERM)
+                pid = running.process.pid
+                number = int(Path(f"/proc/{pid}/task/{pid}/children").read_text()) if before else pid
+                os.kill(number, signal.SIGTERM)
                 running.wait_for(event="stopping")
-                running.send(signal.SIGTERM)
-                assert running.process.wait(DEADLINE) == -signal.SIGTERM
+                if "1h" in cron:
+                    os.kill(number, signal.SIGTERM)
+                assert running.code() == code
+    told = [event["message"] for event in running.find(event="cut-off")]
+    if "1s" in cron:
+        assert told == ["What does not answer is waited for no longer. Runs that are cut off: 1."]
+        assert json.loads((tmp_path / "health.json").read_text())["running"] is False
+    else:
+        assert told == []
+    async with snapcore.open_repository(repo, create=False) as opened:
+        await opened.capture(work, thread_id="one", wait=0)  # its thread is free at once
 
 
 SLOW_SECRETS = {"pipe": '{ file = "pipe" }', "command": """{ command = ["sh", "-c", 'echo $$ > pid; exec sleep 1000'] }"""}

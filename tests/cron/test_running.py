@@ -1,18 +1,25 @@
 """Runs in this process: what is recorded of one, and what the scheduler does by chance, without packages, or again and again."""
 
 import asyncio
+import dataclasses
+import io
+import logging
 import random
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 import snapcore
+from snapcore.capturing import CaptureReport
+from snapcore.cron.board import Board
 from snapcore.cron.daemon import Daemon
 from snapcore.cron.jobs import Job, Plan, make_plan
-from snapcore.cron.logs import Events, Scrubber
+from snapcore.cron.logs import Events, Scrubber, logging_to
 from snapcore.cron.metrics import Metrics
 from snapcore.cron.running import Logged, Runner
 from snapcore.cron.scheduling import new_scheduler
@@ -22,6 +29,8 @@ from snapcore.repository import Repository
 from snapcore.runs import MAX_MESSAGE, JobRun, Outcome
 from snapcore.settings_files import load_settings
 from snapcore.testing.trees import make_tree
+
+from .scheduler import free_port, get
 
 
 def plan(folder: Path, text: str) -> Plan:
@@ -119,6 +128,38 @@ async def test_what_fails_before_a_capture_is_told_without_the_secrets_of_other_
     run = (await running.fail("two", error, sandbox=f"/srv/{token}")).run
     assert (run.message, run.sandbox) == ("There is no folder /srv/{secret:T}.", "/srv/{secret:T}")
     assert (await repo.checkpoints.runs(job="two")) == [run]
+
+
+async def test_a_warning_is_told_without_the_secrets_of_any_job(
+    tmp_path: Path, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = "token-0123456789"
+    (tmp_path / "token").write_text(token)
+    make_tree(tmp_path / "work", files=1)
+    text = f'[cron]\nhealth-file = "health.json"\nlisten = ":{(port := free_port())}"\n'
+    text += '[jobs.one]\nsandbox = "work"\nevery = "1h"\nsecrets = { T = { file = "token" } }\n'
+    made = plan(tmp_path, text + '[jobs.two]\nsandbox = "work"\nevery = "1h"\n')
+    capture = repo.capture_with_report
+
+    async def capture_with_warning(*args: Any, **options: Any) -> CaptureReport:
+        report = await capture(*args, **options)
+        checkpoint = msgspec.structs.replace(report.checkpoint, warnings=(f"{token}.log: kept changing",))
+        return dataclasses.replace(report, checkpoint=checkpoint)
+
+    monkeypatch.setattr(repo, "capture_with_report", capture_with_warning)
+    log, scrubber = io.StringIO(), Scrubber()
+    with logging_to(log, "json", logging.DEBUG, scrubber):
+        board = Board(Events(), scrubber, lambda job, thread_id: None)
+        board.plan(made)
+        await board.listen(made.listen)
+        running = Runner(repo, board, scrubber, folder=str(tmp_path), may_run=True)
+        runs = [(await running.capture(target(job))).run for job in made.jobs.values()]
+        pages = [await asyncio.to_thread(get, port, page) for page in ("/health", "/metrics")]
+        await board.close()
+    assert [(run.warnings, run.message) for run in runs] == [(1, "{secret:T}.log: kept changing")] * 2
+    recorded = await repo.checkpoints.runs()
+    assert token not in f"{log.getvalue()} {(tmp_path / 'health.json').read_text()} {pages} {recorded}"
+    assert "{secret:T}.log" in log.getvalue()
 
 
 async def first_run(repo: Repository) -> JobRun:

@@ -185,7 +185,7 @@ class _Count:
             # looked at again only if it changes after this: what is given to a record in this turn comes too late for it
             for i, number in pending:
                 walked.add([i], number, lambda _, new: new)
-            async for some in self._batches(iter(pending)):
+            async for some in self._batches((i, self._number(ids, i)) for i, _ in pending):  # by then it may have another
                 await self._engine.run(take, await self._fetch(some, record_type))
                 if self._sharing.heavy:
                     await self._engine.run(self._compact, walked)

@@ -29,7 +29,7 @@ from .runtime import Exit, Invocation, check_wait, command, places
 if TYPE_CHECKING:
     from snapcore.capturing import CaptureReport
 
-__all__ = ["capture", "report_fields", "tell_report", "tell_warnings"]
+__all__ = ["capture", "tell_report"]
 
 EXAMPLES: Final = {
     "capture": (
@@ -154,16 +154,20 @@ async def capture(
             elif invocation.tells:
                 print_line(f"nothing captured: {error.message}")
             return Exit.DONE
+    return tell_report(invocation, "capture", report, time.monotonic() - started)
+
+
+def tell_report(invocation: Invocation, message_type: str, report: "CaptureReport", seconds: float) -> int:
+    """Tell what a capture or an import did; the exit code."""
     if invocation.json:
-        print_json(report_fields(report, time.monotonic() - started))
+        print_json(_fields(report, seconds, message_type))
     elif invocation.tells:
-        tell_report(report, time.monotonic() - started)
-    tell_warnings(invocation, report)
+        _tell(report, seconds)
+    _tell_warnings(invocation, report)
     return Exit.WARNINGS if report.warnings or report.skipped else Exit.DONE
 
 
-def report_fields(report: "CaptureReport", seconds: float, message_type: str = "capture") -> dict[str, Any]:
-    """A capture's report as JSON has it."""
+def _fields(report: "CaptureReport", seconds: float, message_type: str) -> dict[str, Any]:
     return {
         "message_type": message_type,
         **checkpoint_fields(report.checkpoint),
@@ -178,8 +182,7 @@ def report_fields(report: "CaptureReport", seconds: float, message_type: str = "
     }
 
 
-def tell_report(report: "CaptureReport", seconds: float) -> None:
-    """A capture's report for people."""
+def _tell(report: "CaptureReport", seconds: float) -> None:
     checkpoint = report.checkpoint
     totals = checkpoint.totals
     what = f"{count(totals.files, 'file')}, {size(totals.bytes)}"
@@ -193,7 +196,7 @@ def tell_report(report: "CaptureReport", seconds: float) -> None:
         print_line(f"nothing new: checkpoint {checkpoint.id} of thread {checkpoint.thread_id} holds it: {what}")
 
 
-def tell_warnings(invocation: Invocation, report: "CaptureReport") -> None:
+def _tell_warnings(invocation: Invocation, report: "CaptureReport") -> None:
     """What the checkpoint does not hold, or not for sure."""
     for warning in report.warnings:
         invocation.warn(f"warning: {warning}")

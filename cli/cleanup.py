@@ -1,17 +1,15 @@
 """Making room: `forget` removes checkpoints by rules, `gc` frees what nothing needs any more."""
 
-import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from snapcore.durations import parse_duration
-from snapcore.errors import Code, SnapshotError
 
 from .options import DryRun, Wait
-from .output import count, print_json, print_line, print_table, short_ids, size
+from .output import count, moment, print_json, print_line, print_table, short_ids, size
 from .progress import progress
-from .runtime import Exit, Invocation, UsageError, command
+from .runtime import Exit, Invocation, UsageError, command, usage_errors
 
 if TYPE_CHECKING:
     from snapcore.collecting import GcReport, PackFate, Repack
@@ -73,28 +71,23 @@ async def forget(
     if (thread is None) != every:
         raise UsageError("Name a thread with --thread, or say --all.", hint="Nothing was forgotten.")
     async with invocation.repository() as repo:
-        try:
-            with progress(invocation, "forget") as on_progress:
-                report = await repo.forget(
-                    thread,
-                    all_threads=every,
-                    keep_last=last,
-                    keep_hourly=hourly,
-                    keep_daily=daily,
-                    keep_weekly=weekly,
-                    keep_monthly=monthly,
-                    keep_yearly=yearly,
-                    keep_within=within,
-                    keep_labels=tuple(labels or ()),
-                    keep_labeled=not forget_labeled,
-                    dry_run=dry_run,
-                    wait=wait,
-                    on_progress=on_progress,
-                )
-        except SnapshotError as error:
-            if error.code is not Code.INVALID_REQUEST:
-                raise
-            raise UsageError(error.message, hint=error.hint) from None
+        with usage_errors(), progress(invocation, "forget") as on_progress:
+            report = await repo.forget(
+                thread,
+                all_threads=every,
+                keep_last=last,
+                keep_hourly=hourly,
+                keep_daily=daily,
+                keep_weekly=weekly,
+                keep_monthly=monthly,
+                keep_yearly=yearly,
+                keep_within=within,
+                keep_labels=tuple(labels or ()),
+                keep_labeled=not forget_labeled,
+                dry_run=dry_run,
+                wait=wait,
+                on_progress=on_progress,
+            )
     if invocation.json:
         print_json(_forget_fields(report))
     elif invocation.tells:
@@ -114,7 +107,7 @@ def _forget_fields(report: "ForgetReport") -> dict[str, Any]:
             {
                 "thread_id": verdict.thread_id,
                 "id": verdict.checkpoint_id,
-                "created_at": _time(verdict.created_at),
+                "created_at": moment(verdict.created_at, exact=True),
                 "label": verdict.label,
                 "kept_by": list(verdict.kept_by),
             }
@@ -145,12 +138,7 @@ def _tell_skipped(invocation: Invocation, report: "ForgetReport") -> None:
 
 def _row(verdict: "Verdict", short: str) -> tuple[str, ...]:
     why = ", ".join(verdict.kept_by) or "(forgotten)"
-    return verdict.thread_id, short, _time(verdict.created_at)[:19] + "Z", verdict.label or "", why
-
-
-def _time(microseconds: int) -> str:
-    when = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(microseconds=microseconds)
-    return when.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return verdict.thread_id, short, moment(verdict.created_at), verdict.label or "", why
 
 
 @command
@@ -173,10 +161,8 @@ async def gc(
     dry_run: DryRun = False,
 ) -> int:
     """Free what no checkpoint needs any more, and merge small packs. Captures and restores go on meanwhile."""
-    try:
+    with usage_errors():
         seconds = parse_duration(grace, "--grace", zero=True)
-    except SnapshotError as error:
-        raise UsageError(error.message, hint=error.hint) from None
     how: Repack = "auto" if repack is None else "all" if repack else "none"
     async with invocation.repository() as repo:
         with progress(invocation, "gc") as on_progress:
@@ -207,7 +193,7 @@ def _pack_fields(pack: "PackFate") -> dict[str, Any]:
         "fate": str(pack.fate),
         "bytes": pack.size,
         "live_bytes": pack.live_bytes,
-        "condemned_at": None if pack.condemned_at is None else _time(pack.condemned_at),
+        "condemned_at": None if pack.condemned_at is None else moment(pack.condemned_at, exact=True),
     }
 
 

@@ -187,8 +187,8 @@ def _run_fields(run: "JobRun") -> dict[str, Any]:
         "job": run.job,
         "thread_id": run.thread_id,
         "sandbox": run.sandbox,
-        "started_at": moment(run.started_at, 6),
-        "ended_at": moment(run.ended_at, 6),
+        "started_at": moment(run.started_at, exact=True),
+        "ended_at": moment(run.ended_at, exact=True),
         "seconds": _seconds(run),
         "outcome": run.outcome,
         "checkpoint_id": run.checkpoint_id,
@@ -206,5 +206,5 @@ def _seconds(run: "JobRun") -> float:
     return max(0, run.ended_at - run.started_at) / 1_000_000
 
 
-def _iso(moment: datetime.datetime) -> str:
-    return moment.astimezone(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+def _iso(when: datetime.datetime) -> str:
+    return when.astimezone(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -20,7 +20,7 @@ import snapcore
 from snapcore.model import Checkpoint
 from snapcore.testing.trees import compare_trees, make_tree, mutate_tree
 
-from .output import count, print_line, print_table, size, time_text
+from .output import count, moment, print_line, print_table, size
 
 __all__ = ["main"]
 
@@ -195,7 +195,7 @@ def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
     return (
         checkpoint.thread_id,
         checkpoint.id[:8],
-        time_text(checkpoint)[11:19],
+        moment(checkpoint.created_at)[11:19],
         checkpoint.reason,
         checkpoint.label or "",
         f"{checkpoint.totals.files:,}",

@@ -79,7 +79,7 @@ async def threads(invocation: Invocation) -> int:
                     "thread_id": each.thread_id,
                     "head_id": each.head_id,
                     "checkpoints": each.checkpoints,
-                    "updated_at": moment(each.updated_at, digits=6),
+                    "updated_at": moment(each.updated_at, exact=True),
                 }
                 for each in found
             ]

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import datetime
 import select
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -12,7 +11,7 @@ import typer
 
 from snapcore.errors import Code, SnapshotError, printable
 
-from .output import columns, print_json, print_line, width
+from .output import columns, moment, print_json, print_line, width
 from .runtime import Exit, Invocation, UsageError, command
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class EventLines:
         """Time, sequence, kind, exit code, duration, step, and what it was about; padded, to stand below each other."""
         seconds = self._seconds(event)
         return (
-            f"{_time(event)[:19]}Z",
+            moment(event.at),
             f"{event.sequence:>6}",
             f"{event.kind:<27}",
             f"{_exit(event):<8}",
@@ -116,7 +115,7 @@ class EventLines:
             "thread_id": event.thread_id,
             "sequence": event.sequence,
             "id": event.id,
-            "at": _time(event),
+            "at": moment(event.at, exact=True),
             "kind": event.kind,
             "sandbox_id": event.sandbox_id,
             "step": event.step,
@@ -153,11 +152,6 @@ def _tell(parts: Sequence[str]) -> None:
         return
     print_line("  ".join([*parts[:2], *(part.strip() for part in parts[2:-1] if part.strip())]))
     print_line(f"{INDENT}{parts[-1]}".rstrip())
-
-
-def _time(event: "Event") -> str:
-    at = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(microseconds=event.at)
-    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _exit(event: "Event") -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from .options import SecretCommand, SecretEnv, SecretFile, Thread, Wait
-from .runtime import Exit, Invocation, UsageError, command
+from .runtime import Exit, Invocation, UsageError, check_wait, command
 
 if TYPE_CHECKING:
     from snapcore.integrations.coding_tools_checkpoints import CheckpointReport
@@ -52,6 +52,7 @@ async def mcp(
         raise UsageError("--coding and --allow-restore need a sandbox.", hint="Add --sandbox.")
     if every < 1:
         raise UsageError("--every is a number of changes, at least 1.")
+    check_wait(wait)
     import snapcore
     from snapcore.integrations.agent_tools import AgentTools
     from snapcore.integrations.coding_tools import CodingTools

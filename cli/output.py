@@ -38,7 +38,6 @@ __all__ = [
     "size",
     "system_error_line",
     "takes_colours",
-    "time_text",
     "width",
 ]
 
@@ -239,17 +238,12 @@ def mode_text(kind: int, mode: int) -> str:
     return stat.filemode(types.get(kind, stat.S_IFREG) | mode)
 
 
-def time_text(checkpoint: "Checkpoint") -> str:
-    """When a checkpoint was made, ISO 8601 in UTC with microseconds."""
-    return checkpoint.created.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def moment(microseconds: int, digits: int = 0) -> str:
-    """A time since the epoch, ISO 8601 in UTC, in seconds or with 6 `digits`."""
+def moment(microseconds: int, *, exact: bool = False) -> str:
+    """A time since the epoch, ISO 8601 in UTC, in whole seconds or to the microsecond."""
     import datetime
 
     at = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(microseconds=microseconds)
-    return at.isoformat(timespec="microseconds" if digits else "seconds").replace("+00:00", "Z")
+    return at.isoformat(timespec="microseconds" if exact else "seconds").replace("+00:00", "Z")
 
 
 def short_ids(ids: Sequence[str]) -> list[str]:
@@ -277,7 +271,7 @@ def checkpoint_fields(checkpoint: "Checkpoint") -> dict[str, Any]:
         "parent_id": checkpoint.parent_id,
         "reason": checkpoint.reason,
         "label": checkpoint.label,
-        "created_at": time_text(checkpoint),
+        "created_at": moment(checkpoint.created_at, exact=True),
         "content_id": checkpoint.content_id.hex(),
         "files": totals.files,
         "folders": totals.folders,

@@ -4,6 +4,8 @@ from typing import Annotated, Final
 
 import typer
 
+from snapcore.addresses import shown_address
+
 from .output import count, print_json, print_line, size
 from .progress import progress
 from .runtime import Exit, Invocation, UsageError, address_errors, command, usage_errors
@@ -36,10 +38,11 @@ async def init(invocation: Invocation) -> int:
         repo = await snapcore.init_repository(invocation.repo, database=invocation.database)
     repository_id = repo.config.repository_id
     await repo.close()
+    place = shown_address(invocation.repo)
     if invocation.json:
-        print_json({"message_type": "init", "repo": invocation.repo, "repository_id": repository_id})
+        print_json({"message_type": "init", "repo": place, "repository_id": repository_id})
     elif invocation.tells:
-        print_line(f"created repository {repository_id} in {invocation.repo}")
+        print_line(f"created repository {repository_id} in {place}")
     return Exit.DONE
 
 

@@ -138,7 +138,7 @@ class _Tables:
                 {
                     "thread_id": c.thread_id,
                     "id": c.id,
-                    "created_at": moment(c.created_at, digits=6),
+                    "created_at": moment(c.created_at, exact=True),
                     "label": c.label,
                     "logical_bytes": c.logical_bytes,
                     "adds_bytes": c.adds_bytes,

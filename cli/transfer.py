@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from .capture import report_fields, tell_report, tell_warnings
+from .capture import tell_report
 from .options import (
     Everything,
     Exclude,
@@ -214,10 +214,4 @@ async def import_(
                 checkpoint_id=checkpoint_id,
                 on_progress=on_progress,
             )
-    seconds = time.monotonic() - started
-    if invocation.json:
-        print_json(report_fields(report, seconds, "import"))
-    elif invocation.tells:
-        tell_report(report, seconds)
-    tell_warnings(invocation, report)
-    return Exit.WARNINGS if report.warnings or report.skipped else Exit.DONE
+    return tell_report(invocation, "import", report, time.monotonic() - started)

@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_ARGS ?= -n 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint mypy pyright docs site unit package bench clean
+.PHONY: help demo test lint ruff mypy pyright services collected docs site unit package bench clean
 
 help: ## Say what there is to make
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,12 +21,17 @@ help: ## Say what there is to make
 demo: $(RUN_STAMP) ## Capture, destroy, restore and fork a workspace, before your eyes
 	@$(BIN)/python -m snapcore.cli.demo
 
-test: lint site package unit ## Linters, type checkers, the documentation's site, the built package, and all tests
+# All but the tests use one processor each, or wait for the network.
+test: ruff ## Linters, type checkers, the documentation's site, the built package, and all tests
+	@$(MAKE) --no-print-directory -j 3 mypy services pyright collected site package
+	@$(MAKE) --no-print-directory unit
 
-lint: $(DEV_STAMP) ## ruff, mypy and pyright
+lint: ruff ## ruff, mypy and pyright
+	@$(MAKE) --no-print-directory -j 2 mypy pyright
+
+ruff: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@$(MAKE) --no-print-directory -j 2 mypy pyright # neither uses more than one processor
 
 mypy: $(DEV_STAMP)
 	$(BIN)/mypy
@@ -47,10 +52,17 @@ site: $(DOCS_STAMP) ## The site of the pages as they are; a link that leads nowh
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Tests start many processes; each would compile the modules anew where Python is told to write no bytecode.
-unit: $(DEV_STAMP) ## The tests alone; PYTEST_ARGS="-k name" chooses
-	@tests/system_packages.sh
+unit: services ## The tests alone; PYTEST_ARGS="-k name" chooses
 	@$(BIN)/python -m compileall -q snapcore stores providers cli
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# What tests would wait for: tools, the image of a whole system; and the tests themselves, which are compiled once for all workers.
+services: $(DEV_STAMP)
+	@tests/system_packages.sh
+	@$(BIN)/python tests/docker_engine.py
+
+collected: $(DEV_STAMP)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --collect-only -q >/dev/null || true # pytest will say what is wrong
 
 package: $(DEV_STAMP) ## Build sdist and wheel, install the wheel into an empty environment, and use it
 	tests/package.sh "$(BIN)/python"
@@ -90,4 +102,4 @@ $(DOCS_STAMP): $(RUN_STAMP)
 $(DEV_STAMP): $(RUN_STAMP)
 	@echo "installing the tools for development into $(VENV)"
 	@$(PIP) install -q --group dev >$(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
-	@touch $@
+	@touch $@ $(DOCS_STAMP) # they are among them

@@ -1,5 +1,6 @@
 """For all tests: the suites that snapcore ships explain their failures as the tests here do, and a Postgres of the run's own."""
 
+import gc
 import os
 import secrets
 from collections.abc import Iterator
@@ -23,6 +24,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         docker_engine.end()
         services.end()
+
+
+def pytest_collection_finish() -> None:
+    """What has been loaded stays until the end: no test that collects its garbage, or forks, has to go through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from .forking import ForkReport, RunAgain, Uncovered
     from .ledger import Event, EventKind
     from .model import Checkpoint, Entry, FileStat, Kind, Progress, Redaction, RootState, Skipped, ThreadInfo, Totals
+    from .opening import init_repository, open_repository
     from .patchtext import FilePatch
     from .rebuilding import plan_repair, repair_repository
     from .redaction_hooks import RedactionHook, RedactionPattern
     from .registry import connect
     from .repairing import RepairReport
     from .repairplan import RepairAction, RepairPlan
-    from .repository import Repository, RepositoryStats, init_repository, open_repository
+    from .repository import Repository, RepositoryStats
     from .restoring import Receipt, RestorePlan
     from .sandboxes import SandboxSpec
     from .selection import FilePolicy
@@ -94,13 +95,14 @@ _WHERE = {
         "ThreadInfo",
         "Totals",
     ),
+    "opening": ("init_repository", "open_repository"),
     "patchtext": ("FilePatch",),
     "rebuilding": ("plan_repair", "repair_repository"),
     "redaction_hooks": ("RedactionHook", "RedactionPattern"),
     "registry": ("connect",),
     "repairing": ("RepairReport",),
     "repairplan": ("RepairAction", "RepairPlan"),
-    "repository": ("Repository", "RepositoryStats", "init_repository", "open_repository"),
+    "repository": ("Repository", "RepositoryStats"),
     "restoring": ("Receipt", "RestorePlan"),
     "sandboxes": ("SandboxSpec",),
     "selection": ("FilePolicy",),

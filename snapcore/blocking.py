@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from . import registry, repository
+from . import opening, registry
 from .errors import Code, SnapshotError
 from .repository import Repository
 
@@ -232,14 +232,14 @@ def open_repository(
     """As `snapcore.open_repository`."""
 
     async def opened() -> Repository:
-        return await repository.open_repository(url, database=database, create=create)
+        return await opening.open_repository(url, database=database, create=create)
 
     return BlockingRepository(_loop.run(opened()))
 
 
 def init_repository(url: str | os.PathLike[str], *, database: str | None = None) -> BlockingRepository:
     """As `snapcore.init_repository`."""
-    return BlockingRepository(_loop.run(repository.init_repository(url, database=database)))
+    return BlockingRepository(_loop.run(opening.init_repository(url, database=database)))
 
 
 def plan_repair(url: str | os.PathLike[str], **options: Any) -> "RepairPlan":

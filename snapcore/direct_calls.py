@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from .model import Checkpoint
+from .opening import borrowed
 from .protocols import BlobStore, CheckpointStore
-from .repository import borrowed
 
 if TYPE_CHECKING:
     from .restoring import Receipt

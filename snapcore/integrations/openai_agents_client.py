@@ -10,10 +10,11 @@ from typing import Any, Final, cast
 from snapcore.errors import Code, SnapcoreError, SnapshotError, printable
 from snapcore.history import missing
 from snapcore.model import Checkpoint
+from snapcore.opening import open_repository
 from snapcore.providers.archive import Archive, TarWorkspace, spooled
 from snapcore.redaction import Redactor
 from snapcore.redaction_hooks import RedactionHook, RedactionPattern
-from snapcore.repository import Repository, Secrets, open_repository
+from snapcore.repository import Repository, Secrets
 from snapcore.sandboxes import check_path
 from snapcore.selection import FilePolicy
 
@@ -24,7 +25,6 @@ __all__ = ["PAYLOAD", "SnapshotClient"]
 PAYLOAD: Final = "openai-agents-payload"
 """The artifact that holds an archive which is no tar: a provider's reference to a snapshot of its own."""
 MAX_PAYLOAD: Final = 64 << 20
-PAYLOAD_PIECE: Final = 1 << 20
 WAIT_SECONDS: Final = 150.0  # longer than a lease whose holder was lost
 SHOWN_PATHS: Final = 20
 

@@ -14,12 +14,13 @@ from snapcore.contents import ContentStager, FileTask
 from snapcore.errors import Code, SnapshotError
 from snapcore.leases import WriterHold
 from snapcore.model import Entry, FileStat, Kind, Note, RecordType
+from snapcore.opening import borrowed
 from snapcore.packwriter import NewRecord, PackWriter, new_pack_id
 from snapcore.protocols import Buffer, ScanSelection
 from snapcore.providers.direct import DirectWorkspace
 from snapcore.records import RecordReader, entry_records
 from snapcore.redaction import Redactor
-from snapcore.repository import Repository, borrowed
+from snapcore.repository import Repository
 from snapcore.selection import FilePolicy
 from snapcore.stores import sql_packs
 from snapcore.stores.memory import MemoryBlobStore

@@ -20,8 +20,9 @@ from snapcore import collecting
 from snapcore.collecting import Fate, GcReport
 from snapcore.errors import CheckpointWriterLostError, Code, RepositoryError, SnapcoreError, SnapshotError
 from snapcore.model import PackState
+from snapcore.opening import borrowed
 from snapcore.packs import pack_key
-from snapcore.repository import Repository, borrowed
+from snapcore.repository import Repository
 from snapcore.stores.memory import MemoryBlobStore
 from snapcore.stores.sql import SqlCheckpointStore
 from snapcore.testing import Crash, Faults, ManualClock, with_faults

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from snapcore.config import CONFIG_KEY, CREATING_KEY, RepositoryConfig, decode_config
-from snapcore.repository import borrowed
+from snapcore.opening import borrowed
 from snapcore.stores.memory import MemoryBlobStore
 from snapcore.stores.sql import SqlCheckpointStore
 from snapcore.testing import Faults, with_faults

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import snapcore
+from snapcore.opening import OpenRepository
 from snapcore.testing import StrictS3Server
 
 PROCESSES = 8
@@ -43,7 +44,7 @@ class Place:
     database: str | None
     folder: Path
 
-    def open(self) -> snapcore.repository.OpenRepository:
+    def open(self) -> OpenRepository:
         return snapcore.open_repository(self.address, database=self.database)
 
     def launch(self, body: str, *arguments: object, skew: float = 0) -> "subprocess.Popen[str]":

@@ -17,9 +17,10 @@ from snapcore.chunking import compress_many, record_id
 from snapcore.config import CONFIG_KEY, REBUILDING_KEY
 from snapcore.errors import Code, RepositoryError
 from snapcore.model import Checkpoint, RecordType
+from snapcore.opening import OpenRepository
 from snapcore.packs import MAX_PACK_BYTES, PackBuilder
 from snapcore.packwriter import new_pack_id
-from snapcore.repository import OpenRepository, Repository
+from snapcore.repository import Repository
 from snapcore.stores.memory import MemoryBlobStore
 from snapcore.testing.trees import compare_trees, make_tree, mutate_tree
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from snapcore.opening import borrowed
 from snapcore.providers.local import LocalProvider
-from snapcore.repository import borrowed
 from snapcore.stores.memory import MemoryBlobStore
 from snapcore.stores.sql import SqlCheckpointStore
 from snapcore.testing import ManualClock

@@ -15,8 +15,8 @@ import pytest
 import snapcore
 from snapcore import Repository
 from snapcore.errors import CheckpointWriterConflictError, CheckpointWriterLostError, Code, ReplayDivergedError
+from snapcore.opening import borrowed
 from snapcore.providers.local import LocalProvider
-from snapcore.repository import borrowed
 from snapcore.sandboxes import Abilities, SandboxHandle
 from snapcore.session import Session
 from snapcore.stores.memory import MemoryBlobStore

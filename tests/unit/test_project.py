@@ -91,6 +91,7 @@ LAYERS = (
         "blocking",
         "direct_calls",
         "inspecting",
+        "opening",
         "rebuilding",
         "repository",
         "sandbox_roots",

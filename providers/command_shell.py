@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Final
 
+from snapcore.addresses import shown_address
 from snapcore.errors import Code, ProviderError, printable
 from snapcore.sandboxes import ExecResult
 
@@ -56,7 +57,7 @@ class CommandPipe:
         self, command: Sequence[bytes], stdin: bytes | AsyncIterator[bytes], beginning: Beginning, sandbox_id: str
     ) -> None:
         self._command = command
-        self._id = sandbox_id
+        self._shown = printable(shown_address(sandbox_id))
         self._stdin = stdin
         self._beginning = beginning
         self._heard = False
@@ -91,7 +92,7 @@ class CommandPipe:
             if own := self._beginning.passed(piece):
                 yield own
             elif self._beginning.noisy:
-                raise ProviderError(f"What answers behind {printable(self._id)} is no shell.", code=Code.NOT_CAPABLE)
+                raise ProviderError(f"What answers behind {self._shown} is no shell.", code=Code.NOT_CAPABLE)
         self._heard = True
 
     async def wait(self) -> ExecResult:
@@ -99,7 +100,7 @@ class CommandPipe:
         over the input is raised here. `ProviderError` when all output came and the script had not begun."""
         await asyncio.gather(*self._tasks)
         code = await self._process.wait()
-        failed = unreachable(printable(self._id), code, bytes(self._stderr), self._beginning) if self._heard else None
+        failed = unreachable(self._shown, code, bytes(self._stderr), self._beginning) if self._heard else None
         if failed is not None and not self._beginning.begun:
             raise failed
         return ExecResult(code, stderr=bytes(self._stderr))

@@ -16,6 +16,7 @@ import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
+from snapcore.addresses import shown_address
 from snapcore.errors import Code, ProviderError, SnapcoreError, SnapshotError, printable
 from snapcore.protocols import Workspace
 from snapcore.sandboxes import (
@@ -36,7 +37,7 @@ from snapcore.sandboxes import (
 from .command_shell import CommandShell
 from .exec_address import Target, parse_address
 from .processes import Processes, cannot_start, keeping
-from .shell_exec import Beginning, command_text, loader, new_mark, stop_script, unreachable
+from .shell_exec import Beginning, Ending, broken, command_text, loader, new_mark, stop_script, unreachable
 from .shell_tools import unstalled, word
 from .threads import uncancelled
 
@@ -108,16 +109,16 @@ class CommandSandbox:
         mark = new_mark()
         head = command_text(mark, words, cwd=cwd, root=root, environment=environment)
         kept, keep = keeping(max_output, on_output)
-        beginning = Beginning(mark)
+        beginning, ending = Beginning(mark), Ending(mark)
         stderr = bytearray()
 
         def sink(stream: str, piece: bytes) -> None:
+            own = ending.passed(piece) if stream == "stderr" else beginning.passed(piece)
             if stream == "stderr":
-                stderr.extend(piece)
+                stderr.extend(own)
                 del stderr[:-KEPT_STDERR]
-            elif not (piece := beginning.passed(piece)):
-                return
-            keep(stream, piece)
+            if own:
+                keep(stream, own)
 
         try:
             code = await self._processes.run(self._command(loader(mark)), head + stdin, sink, timeout=timeout)
@@ -128,9 +129,8 @@ class CommandSandbox:
                 await uncancelled(self._stop(mark))
             raise
         self._check_open()
-        failed = unreachable(self._shown, code, bytes(stderr), beginning)
-        if failed is not None:
-            raise failed
+        if not ending.told:
+            raise unreachable(self._shown, code, bytes(stderr), beginning) or broken(self._shown, bytes(stderr))
         return kept.result(code)
 
     async def upload(self, path: str, data: bytes | AsyncIterator[bytes]) -> None:
@@ -169,7 +169,7 @@ class CommandSandbox:
 
     @property
     def _shown(self) -> str:
-        return printable(self._target.address)
+        return printable(shown_address(self._target.address))
 
     def _command(self, script: str) -> list[bytes]:
         words = ["sh", "-c", script]

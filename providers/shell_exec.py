@@ -2,7 +2,8 @@
 
 What is run comes by stdin, in front of the command's own input: never as an argument, which other users of either host could
 see and which may be no longer than 128 KiB. A line of the shell's says that it has begun, so that what came before (a login
-script's words), and a far end that could not be reached, are told from the command's own output and exit code.
+script's words), and a far end that could not be reached, are told from the command's own output and exit code. Another one on
+stderr says that the command has ended: without it, an exit code is that of a connection that was lost.
 """
 
 import re
@@ -14,7 +15,7 @@ from snapcore.errors import Code, ProviderError, printable
 
 from .shell_tools import starting, word
 
-__all__ = ["Beginning", "command_text", "loader", "new_mark", "stop_script", "unreachable"]
+__all__ = ["Beginning", "Ending", "broken", "command_text", "loader", "new_mark", "stop_script", "unreachable"]
 
 MAX_NOISE: Final = 64 << 10
 MAX_REASON: Final = 300
@@ -33,12 +34,13 @@ def new_mark() -> str:
 
 
 def loader(mark: str) -> str:
-    """A script that reads commands up to the line `mark` from its stdin, says so, and runs them with the rest of the stdin.
+    """A script that reads commands up to the line `mark` from its stdin, says so, and runs them with the rest of the stdin. When
+    they have ended, it says so on stderr, and nothing else: not what some shells say of what a signal has ended.
 
     `read` takes byte by byte from a pipe, as POSIX demands, so nothing of that rest is lost."""
     return f"""s=
 while IFS= read -r l; do
-case $l in {mark}) echo {mark}+; eval "$s"; exit;; esac
+case $l in {mark}) echo {mark}+; exec 3>&2 2>/dev/null; (exec 2>&3 3>&-; eval "$s"); s=$?; printf {mark}= >&3; exit $s;; esac
 s="$s$l
 "
 done
@@ -83,6 +85,36 @@ class Beginning:
         self.begun = rest.startswith(b"+\n")
         self.unfed = not self.begun
         return rest[2:] if self.begun else b""
+
+
+class Ending:
+    """Takes out of stderr what `loader` says in the end."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = f"{mark}=".encode()
+        self._held = b""  # what may be the first part of it
+        self.told = False
+
+    def passed(self, piece: bytes) -> bytes:
+        """What of a piece is the command's own."""
+        if self.told:
+            return piece
+        seen = self._held + piece
+        before, found, rest = seen.partition(self._mark)
+        self.told = bool(found)
+        most = 0 if found else min(len(seen), len(self._mark) - 1)
+        held = next((length for length in range(most, 0, -1) if seen.endswith(self._mark[:length])), 0)
+        self._held = before[len(before) - held :]
+        return before[: len(before) - held] + rest
+
+
+def broken(name: str, stderr: bytes) -> ProviderError:
+    """The error of a command that began, and of which nobody knows how it ended."""
+    return ProviderError(
+        f"The connection to the sandbox behind {name} broke while a command ran: {_last_line(stderr)}.",
+        code=Code.SANDBOX_UNAVAILABLE,
+        retryable=True,
+    )
 
 
 def unreachable(name: str, code: int, stderr: bytes, beginning: Beginning) -> ProviderError | None:

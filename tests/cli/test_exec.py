@@ -382,6 +382,20 @@ def test_a_terminal_as_stdin_is_not_read(run: Run, repo: Path, tree: Path) -> No
         os.close(theirs)
 
 
+def test_a_sandbox_that_goes_away_leaves_the_end_unknown_and_the_thread_free(ready: Run, tree: Path) -> None:
+    script = "echo $PPID > pid; exec sleep 600"
+    process = spawn("exec", f"exec:env {tree}", "-t", "t", "--no-stdin", "--checkpoint", "--json", "--", "sh", "-c", script)
+    try:
+        os.killpg(int(until(tree / "pid")), signal.SIGKILL)  # the connection, and all behind it
+        stdout, said = process.communicate(timeout=DEADLINE)
+    finally:
+        process.kill()
+    assert (process.returncode, stdout, json.loads(said)["code"]) == (NOT_RUN, b"", "SANDBOX_UNAVAILABLE")
+    assert kinds(ready) == ["sandbox.opened", "exec.started", "sandbox.closed"]
+    ready("exec", "-t", "t", "--checkpoint", "--", "sh", "-c", "kill -KILL $$; :", code=128 + signal.SIGKILL)
+    assert kinds(ready)[-2:] == ["exec.completed", "sandbox.closed"]
+
+
 # ---- kinds of sandboxes
 
 

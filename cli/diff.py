@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from snapcore.addresses import shown_address
 from snapcore.errors import Code, SnapshotError
 
 from .contents import Place, split_place
@@ -94,7 +95,7 @@ async def diff(
             def patches() -> "AsyncIterator[FilePatch]":
                 return repo.patches(found, first, address, roots=roots, secrets=hidden, context=unified)
 
-            ends = {"before": first.id, "after": None, "sandbox": address if roots is None else None}
+            ends = {"before": first.id, "after": None, "sandbox": shown_address(address) if roots is None else None}
         else:
             start, end = await _checkpoints(repo, first, other, thread)
             found = await repo.diff(start, end, paths=chosen)

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from typing import IO, Any, Final
 
+from snapcore.addresses import shown_address
 from snapcore.errors import Code, SnapshotError, printable
 from snapcore.model import Progress
 from snapcore.protocols import ProgressCallback
@@ -63,7 +64,7 @@ def _open(path: Any) -> IO[bytes]:
 
 def _unreadable(name: str, why: str) -> SnapshotError:
     return SnapshotError(
-        f"The archive {printable(name)} cannot be read: {why}.",
+        f"The archive {printable(shown_address(name))} cannot be read: {why}.",
         code=Code.INVALID_REQUEST,
         hint="Name a tar or a folder, or pass a file that is open for reading bytes.",
     )

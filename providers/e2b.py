@@ -8,6 +8,7 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
+from snapcore.addresses import HIDDEN
 from snapcore.errors import Code, ProviderError, SnapshotError, printable
 from snapcore.sandboxes import (
     Abilities,
@@ -206,7 +207,8 @@ def _check(spec: SandboxSpec) -> None:
 def _checked_id(binding: Binding) -> str:
     """Ids go into the paths of requests as they are."""
     if binding.provider != "e2b" or not _ID.fullmatch(binding.sandbox_id):
-        raise ProviderError(f"{printable(binding.sandbox_id[:80])!r} is not the id of an E2B sandbox.", code=Code.NO_SANDBOX)
+        shown = HIDDEN if "@" in binding.sandbox_id else printable(binding.sandbox_id[:80])  # it could be a credential
+        raise ProviderError(f"'{shown}' is not the id of an E2B sandbox.", code=Code.NO_SANDBOX)
     return binding.sandbox_id
 
 

@@ -1,6 +1,7 @@
 """Differences as patches: what is read of both sides, in which order, with bounded memory. `patchtext` has the format."""
 
 import re
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
@@ -11,14 +12,14 @@ from .model import Checkpoint, Entry, FileStat, Kind, RecordType, is_redacted, p
 from .patchtext import REDACTED, Content, FilePatch, PatchWriter
 from .protocols import ReadBlock, Workspace
 from .records import RecordReader
-from .redaction import Redactor
+from .redaction import MIN_SECRET_BYTES, Redactor
 
 __all__ = ["LiveSide", "PatchRequest", "StoredSide", "make_patches"]
 
 MAX_TEXT_BYTES: Final = 4 << 20  # a larger file is only told to differ
 BATCH_BYTES: Final = 16 << 20  # of content, read together on each side
 BATCH_FILES: Final = 512
-MAX_PLACES: Final = 64  # redacted lines that are looked for one by one
+MAX_PLACES: Final = 64  # redacted parts that are looked for one by one
 
 
 class Wanted(NamedTuple):
@@ -134,25 +135,50 @@ async def _read_live(engine: Engine, workspace: Workspace, entries: Sequence[Ent
 
 def _hidden_again(stored: Content, live: bytes) -> list[tuple[int, int]] | None:
     """Where the live text holds what was redacted in the stored one: lines that are as they were around the redacted part,
-    wherever they stand now. None when one of them is not found: its secret may be anywhere."""
-    lines: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for offset, length in stored.hidden:
-        start = stored.data.rfind(b"\n", 0, offset) + 1
-        end = stored.data.find(b"\n", offset + length)
-        lines.setdefault((start, len(stored.data) if end < 0 else end), []).append((offset, length))
-    if len(lines) > MAX_PLACES:
+    wherever they stand now, and whatever else has the values that are found there. None when a line is not found, or fewer times
+    than before: its secret may be anywhere."""
+    hidden = list(_united(stored.hidden))
+    if len(hidden) > MAX_PLACES:
         return None
-    places: list[tuple[int, int]] = []
-    for (start, end), parts in lines.items():
-        pattern, at = b"(?m)^", start
-        for offset, length in _united(parts):
-            pattern += re.escape(stored.data[at:offset]) + b"((?s:.{%d}))" % length
-            at = offset + length
-        found = list(re.finditer(pattern + re.escape(stored.data[at:end]) + b"$", live))
-        if not found:
+    places: set[tuple[int, int]] = set()
+    for pattern in {_around(stored.data, hidden, number) for number in range(len(hidden))}:
+        expression = re.compile(b"(?m)^(?=%s)" % pattern)
+        found = list(expression.finditer(live))
+        if len(found) < max(1, sum(1 for _ in expression.finditer(stored.data))):
             return None
-        places += [(m.start(g), m.end(g) - m.start(g)) for m in found for g in range(1, (m.lastindex or 0) + 1)]
-    return places
+        places.update((m.start(g), m.end(g) - m.start(g)) for m in found for g in range(1, expression.groups + 1))
+    values = {live[offset : offset + length] for offset, length in places}
+    if len(values) > MAX_PLACES:
+        return None
+    for value in values:
+        # A shorter one would be found everywhere; one that the stored text shows is no secret.
+        if len(value) >= MIN_SECRET_BYTES and value not in stored.data:
+            places.update((m.start(), len(value)) for m in re.finditer(b"(?=%s)" % re.escape(value), live))
+    return sorted(places)
+
+
+def _around(data: bytes, hidden: Sequence[tuple[int, int]], number: int) -> bytes:
+    """A pattern for the lines that a redacted part is in, with a group for each redacted part of them. Where nothing else stands
+    in them, lines before and after belong to it, since any line of that length would do otherwise."""
+    start, end = hidden[number][0], sum(hidden[number])
+    while True:
+        start = data.rfind(b"\n", 0, start) + 1
+        end = data.find(b"\n", end)
+        end = len(data) if end < 0 else end
+        parts = hidden[bisect_left(hidden, (start, 0)) : bisect_left(hidden, (end, 0))]
+        ends = [start, *map(sum, parts)]
+        shown = [data[a:b] for a, b in zip(ends, [*(offset for offset, _ in parts), end], strict=True)]
+        if any(map(bytes.strip, shown)):
+            break
+        if start == 0 and end == len(data):
+            return rb"\A%s\Z" % _joined(shown, parts)
+        start, end = max(start - 1, 0), min(end + 1, len(data))
+    return b"%s$" % _joined(shown, parts)
+
+
+def _joined(shown: Sequence[bytes], parts: Sequence[tuple[int, int]]) -> bytes:
+    groups = [b"((?s:.{%d}))" % length for _, length in parts]
+    return b"".join(re.escape(text) + group for text, group in zip(shown, [*groups, b""], strict=True))
 
 
 def _united(parts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:

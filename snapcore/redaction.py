@@ -24,7 +24,7 @@ from .redaction_hooks import RedactionHook, RedactionPattern, checked_name, inva
 from .redaction_match import Cover, Matcher, Span, find_first, join_records, zero
 from .redaction_stream import RedactionStream, find_spans, redact_whole
 
-__all__ = ["NO_REDACTION", "RedactionHook", "RedactionPattern", "Redactor", "zeroed"]
+__all__ = ["MIN_SECRET_BYTES", "NO_REDACTION", "RedactionHook", "RedactionPattern", "Redactor", "zeroed"]
 
 MIN_SECRET_BYTES: Final = 6
 _BYTES: Final = (bytes, bytearray, memoryview)  # scrubbed before they are written in base64

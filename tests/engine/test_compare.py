@@ -386,23 +386,34 @@ async def test_a_file_is_the_same_when_only_its_secret_differs(repo: Repository,
     assert [d.what for d in (await repo.compare(checkpoint, work)).changed] == [("content", "time")]
 
 
+CONF = "user=me\ntoken={0}\nend\n"
+
+
 @pytest.mark.parametrize(
-    ("text", "given", "shown"),
+    ("saved", "text", "given", "shown"),
     [
-        ("user=ME\ntoken={}\nend\n", False, True),  # where it stood
-        ("more\nmore\nuser=me\ntoken={}\nend\n", False, True),  # moved down
-        ("user=me\ntoken = {}\nend\n", False, False),  # the line was changed: the secret may be anywhere
-        ("user=me\nend\n", False, False),  # gone
-        ("user=me\ntoken = {}\nend\n", True, True),
+        (CONF, "user=ME\ntoken={0}\nend\n", False, True),  # where it stood
+        (CONF, "more\nmore\nuser=me\ntoken={0}\nend\n", False, True),  # moved down
+        (CONF, "user=me\ntoken={0}\nend\nalso={0}{0}\n", False, True),  # where it stood, and elsewhere
+        (CONF, "user=me\ntoken = {0}\nend\n", False, False),  # the line was changed: the secret may be anywhere
+        (CONF, "user=me\nend\n", False, False),  # gone
+        (CONF, "user=me\ntoken = {0}\nend\n", True, True),
+        ("token={0}\ntoken={0}\n", "token={0}\ntoken = {0}\n", False, False),  # one of two lines was changed
+        ("{0}\n", "{1}\nmore {0}\n", False, False),  # alone in the file
+        ("a\n\n{0}\nb\n", "a\n{1}\n{0} \nb\n", False, False),  # alone in its line, and in another of that length
+        ("a\n\n{0}\nb\n", "a\n\n{0}\nb\nmore {0}\n", False, True),
+        ("a\n" + "{0}\n" * 64, "b\n" + "{0}\n" * 64, False, False),  # nothing tells the lines apart from others
+        ("t={0}\n" * 64, "t={0}\n" * 63 + "t={0}\nmore {0}\n", False, True),
+        ("t={0}\n" * 65, "t={0}\n" * 65 + "more\n", False, False),  # too many to look for
     ],
 )
 async def test_no_patch_shows_a_secret_that_was_redacted(
-    repo: Repository, make: Make, text: str, given: bool, shown: bool
+    repo: Repository, make: Make, saved: str, text: str, given: bool, shown: bool
 ) -> None:
-    work = make({"conf": f"user=me\ntoken={SECRET}\nend\n"})
+    work = make({"conf": saved.format(SECRET)})
     secrets = {"TOKEN": SECRET}
     checkpoint = await repo.capture(work, thread_id="t", secrets=secrets)
-    (work / "conf").write_text(text.format(SECRET))
+    (work / "conf").write_text(text.format(SECRET, "x" * len(SECRET)))
     found = await repo.compare(checkpoint, work)
     (patch,) = [p async for p in repo.patches(found, checkpoint, work, secrets=secrets if given else None)]
     assert SECRET.encode() not in patch.data

@@ -478,11 +478,18 @@ async def test_a_folder_that_becomes_a_link_is_not_followed(tmp_path: Path, repo
         assert await opened.get("alice/work") is None
 
 
+FAILING = ("sh -c 'exit 7' hunter2", "/nowhere/kubectl hunter2", "ls --hunter2")
+
+
 async def test_an_address_is_shown_without_what_may_be_a_secret(tmp_path: Path, repo: Path, work: Path) -> None:
     address = f"exec:env -u hunter2-hunter2 {work}"
     text = f'[cron]\nlisten = ":{(port := free_port())}"\n[jobs.one]\nsandbox = "{address}"\nthread = "one"\nevery = "1s"\n'
+    for number, command in enumerate(FAILING):
+        text += f'[jobs.bad{number}]\nsandbox = "exec:{command} /workspace"\nthread = "bad{number}"\nevery = "1h"\n'
     with scheduler(write(tmp_path, text)) as running:
         running.wait_for(event="unchanged")
+        for number in range(len(FAILING)):
+            running.wait_for(event="failed", job=f"bad{number}")
         pages = get(port, "/health")[1] + get(port, "/metrics")[1]
         assert running.end() == 0
     told = f"{running.events} {running.noise} {pages!r} {await recorded(repo)}"

@@ -215,8 +215,8 @@ def _tell_gc(invocation: Invocation, report: "GcReport") -> None:
         if packs and (not brief or fate in brief):
             print_line(f"{fate:<9} {count(packs, 'pack'):>10}  {size(total) if total else '-':>8}  {MEANINGS[fate]}")
     freed, packs, total = _totals(report)[0]
-    begun = sum(pack.fate == freed and not pack.size for pack in report.packs)  # nothing says how much was written of them
+    begun = sum(pack.fate == freed and not pack.size for pack in report.packs)  # by captures that made no checkpoint
     verb = "would free" if report.dry_run else "freed"
-    unfinished = f", and {count(begun, 'pack')} of captures that were cut short" if begun else ""
+    unfinished = f", and {count(begun, 'pack')} that had only been begun" if begun else ""
     moved = f"; {size(report.bytes_moved)} written into new packs" if report.bytes_moved else ""
     print_line(f"{verb} {size(total)} in {count(packs - begun, 'pack')}{unfinished}{moved}")

@@ -138,10 +138,8 @@ def _fields(report: "ExportReport", thread: str, seconds: float) -> dict[str, An
 
 
 def _tell(invocation: Invocation, report: "ExportReport", output: str) -> None:
-    print_line(
-        f"checkpoint {report.checkpoint_id} in {path_text(os.fsencode(output))}: "
-        f"{count(report.files, 'file')}, {size(report.bytes)}; {size(report.size)} as {report.media_type}"
-    )
+    print_line(f"checkpoint {report.checkpoint_id}: {count(report.files, 'file')}, {size(report.bytes)}")
+    print_line(f"{path_text(os.fsencode(output))}: {size(report.size)}, {report.media_type}")
     print_line(f"digest  {report.digest}")
     print_line(f"diff id {report.diff_id}")
     if report.redacted:

@@ -199,9 +199,9 @@ class _Survey:
         if records:
             await self._found.adopt_pack(self._run, scan.pack)
         if not scan.problem:
-            self._act(Step.ADOPT_PACK, pack_id, f"Enter pack {pack_id} with its {records} records.")
+            self._act(Step.ADOPT_PACK, pack_id, f"Enter pack {pack_id}, of {_count(records)}.")
         elif records:
-            words = f"Copy {records} records out of pack {pack_id}, which is damaged ({scan.problem})."
+            words = f"Copy {_count(records)} out of pack {pack_id}, which is damaged ({scan.problem})."
             self._act(Step.SALVAGE_PACK, pack_id, words)
         else:
             self._notes.append(f"Pack {pack_id} holds nothing that can be read: {scan.problem}")
@@ -360,7 +360,7 @@ class _Survey:
             self._act(Step.SALVAGE_PACK, pack_id, f"Copy what can be read out of pack {pack_id}, and set it aside as lost.")
         elif pack.state in GOING:
             ids = [record_id for record_id, _, _ in pack.records]
-            self._act(Step.SALVAGE_PACK, pack_id, f"Copy {len(ids)} records out of pack {pack_id}, which gc is deleting.", ids)
+            self._act(Step.SALVAGE_PACK, pack_id, f"Copy {_count(len(ids))} out of pack {pack_id}, which gc is deleting.", ids)
         else:
             self._act(Step.ADOPT_PACK, pack_id, f"Keep pack {pack_id} for good, since checkpoints need it.")
 
@@ -385,7 +385,7 @@ class _Survey:
             await each([p for p in packs if lacking and p.state in states], look, at_once=TAILS_AT_ONCE)
         for pack_id, (pack, held) in holders.items():
             if pack.state in GOING:
-                words = f"Copy {len(held)} records that checkpoints need out of pack {pack_id}, which gc is deleting."
+                words = f"Copy {_count(len(held))} that checkpoints need out of pack {pack_id}, which gc is deleting."
                 self._act(Step.SALVAGE_PACK, pack_id, words, sorted(held))
             else:
                 words = f"Give {len(held)} records of pack {pack_id} that checkpoints need the rows that they lack."
@@ -410,3 +410,7 @@ class _Survey:
         if threads:
             words = f"Have the next capture of each thread look up all that it rests on: {len(threads)} heads are not whole."
             self._act(Step.DISTRUST_HEADS, "", words)
+
+
+def _count(records: int) -> str:
+    return "1 record" if records == 1 else f"{records} records"

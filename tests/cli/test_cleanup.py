@@ -58,7 +58,7 @@ def test_packs_that_a_capture_had_only_begun_are_told_as_such(five: Run, repo: P
     asyncio.run(begin())
     told = five("gc", "--grace", "0").text
     assert re.search(r"^freed +2 packs +-  nothing needs them", told, re.MULTILINE)
-    assert told.endswith("freed 0 B in 0 packs, and 2 packs of captures that were cut short\n")
+    assert told.endswith("freed 0 B in 0 packs, and 2 packs that had only been begun\n")
 
 
 def test_a_dry_run_of_forget_says_why_each_stays(five: Run) -> None:

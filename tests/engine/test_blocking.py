@@ -23,11 +23,11 @@ Make = Callable[..., Path]
 
 
 class Interrupting(DirectWorkspace):
-    """Interrupts the main thread when files are read, as Ctrl-C does, and then takes its time."""
+    """Interrupts the main thread when files are read, as Ctrl-C does, and then waits to be cancelled."""
 
     async def read(self, files: Sequence[FileStat]) -> AsyncIterator[Sequence[ReadBlock]]:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(600)
         async for blocks in super().read(files):
             yield blocks
 

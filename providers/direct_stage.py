@@ -199,11 +199,16 @@ class DirectStage:
             self._expect("open")
             self._lock.beat()
             try:
+                folder, here = -1, None
                 for write in writes:
                     if type(write) is StageFile:
-                        self._write_file(write)
+                        parent, name = split(write.staged)
+                        if parent != here:  # its descriptor stays open until the cache is asked for another
+                            folder, here = self._new.fd(parent), parent
+                        self._write_file(write, name, folder)
                     else:
                         self._create(write)
+                        here = None
             except OSError as error:
                 raise provider_error(error, "The restore cannot be staged") from error
 
@@ -225,9 +230,7 @@ class DirectStage:
             finally:
                 os.close(kept)
 
-    def _write_file(self, file: StageFile) -> None:
-        parent, name = split(file.staged)
-        folder = self._new.fd(parent)
+    def _write_file(self, file: StageFile, name: bytes, folder: int) -> None:
         whole = file.last and len(file.data) == file.size
         # 0600 until it is complete: a later piece must be able to open it whatever its mode will be
         fd = os.open(name, _WRITE | os.O_CREAT | (os.O_EXCL if whole else 0), 0o600, dir_fd=folder)
@@ -418,20 +421,22 @@ def _finish(fd: int, file: StageFile) -> bool:
         mode &= ~_SPECIAL_BITS  # they would give the rights of whoever restores
     if mode != 0o600 or file.owner is not None:
         os.fchmod(fd, mode)
-    can = hasattr(os, "setxattr")
     attributes = file.xattrs if file.owner is not None else {}
+    can = not attributes or hasattr(os, "setxattr")
     for name, value in attributes.items() if can else ():
         os.setxattr(fd, name, value)
     os.utime(fd, ns=(file.mtime_ns, file.mtime_ns))
-    return can or not attributes
+    return can
 
 
 def _write_all(fd: int, data: Buffer, offset: int | None) -> None:
     """Write everything, at `offset` or where the descriptor is. A short write is no error of its own: the next one tells."""
-    view = memoryview(data)
-    while view:
+    view = data
+    while size := len(view):
         done = os.write(fd, view) if offset is None else os.pwrite(fd, view, offset)
-        view = view[done:]
+        if done == size:
+            return
+        view = memoryview(view)[done:]
         if offset is not None:
             offset += done
 

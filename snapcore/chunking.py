@@ -4,6 +4,7 @@ FastCDC after Xia et al., "The Design of Fast Content-Defined Chunking for Data 
 TPDS 2020), by `pyfastcdc`; BLAKE3 ids; zstd payloads. Functions here are pure and safe to call from several threads.
 """
 
+import struct
 import threading
 from collections.abc import Sequence
 from typing import Final, cast
@@ -26,6 +27,7 @@ __all__ = [
     "compress_many",
     "cut",
     "cut_stream_piece",
+    "decode_many",
     "decode_payload",
     "record_id",
 ]
@@ -158,21 +160,54 @@ def decode_payload(payload: Buffer, codec: int, raw_size: int, record_type: int,
     else:
         raise SnapshotError(f"A record has the unknown codec {codec}.", code=Code.INVALID_BLOB)
     if len(raw) != raw_size or len(expected_id) != DIGEST_BYTES or record_id(record_type, raw) != expected_id:
-        raise SnapshotError(
-            f"Record {expected_id.hex()[:16]} does not hold the content it is named after.",
-            code=Code.INVALID_BLOB,
-            hint="Run 'snapcore verify --read-data' to see what else is damaged.",
-        )
+        raise _other_content(expected_id)
     return raw
 
 
-def _decompress(payload: Buffer, raw_size: int) -> bytes:
+def decode_many(payloads: Sequence[tuple[Buffer, int, int, bytes]], record_type: int) -> list[Buffer]:
+    """The raw content of each (payload, codec, raw size, expected id), in order, as `decode_payload` gives and refuses it. One
+    call for the whole batch, outside the interpreter lock; contents may be views of a buffer that they share."""
+    packed = [(payload, size) for payload, codec, size, _ in payloads if codec == CODEC_ZSTD]
+    if not packed or any(not 0 < size <= MAX_RECORD_BYTES >= len(payload) for payload, size in packed):
+        return [decode_payload(payload, codec, size, record_type, i) for payload, codec, size, i in payloads]
+    sizes = struct.pack(f"={len(packed)}Q", *[size for _, size in packed])
+    try:
+        segments = _decompressor().multi_decompress_to_buffer([p for p, _ in packed], decompressed_sizes=sizes, threads=0)
+    except zstandard.ZstdError:  # one of them: the error is to tell which
+        return [decode_payload(payload, codec, size, record_type, i) for payload, codec, size, i in payloads]
+    out: list[Buffer] = []
+    place = 0
+    for payload, codec, size, expected_id in payloads:
+        if codec != CODEC_ZSTD:
+            out.append(decode_payload(payload, codec, size, record_type, expected_id))
+            continue
+        raw = memoryview(cast("bytes", segments[place]))  # a buffer, though its stubs do not say so
+        place += 1
+        if record_id(record_type, raw) != expected_id:
+            raise _other_content(expected_id)
+        out.append(raw)
+    return out
+
+
+def _other_content(expected_id: bytes) -> SnapshotError:
+    return SnapshotError(
+        f"Record {expected_id.hex()[:16]} does not hold the content it is named after.",
+        code=Code.INVALID_BLOB,
+        hint="Run 'snapcore verify --read-data' to see what else is damaged.",
+    )
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
     decompressor: zstandard.ZstdDecompressor | None = getattr(_local, "decompressor", None)
     if decompressor is None:
         decompressor = _local.decompressor = zstandard.ZstdDecompressor()
+    return decompressor
+
+
+def _decompress(payload: Buffer, raw_size: int) -> bytes:
     try:
         if zstandard.frame_content_size(payload) != raw_size:
             raise SnapshotError("A compressed record has another size than it states.", code=Code.INVALID_BLOB)
-        return decompressor.decompress(payload, max_output_size=raw_size)
+        return _decompressor().decompress(payload, max_output_size=raw_size)
     except zstandard.ZstdError as error:
         raise SnapshotError(f"A compressed record is damaged: {error}.", code=Code.INVALID_BLOB) from error

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from .chunking import ChunkerParams, cut_stream_piece, decode_payload, record_id
+from .chunking import ChunkerParams, cut_stream_piece, decode_many, record_id
 from .engine import WORKERS, Engine, each
 from .errors import Code, SnapshotError, printable
 from .model import Entry, FileStat, Kind, Location, RecordType, Redaction
@@ -201,10 +201,12 @@ class ContentStager:
         part: Sequence[tuple[bytes, Location]],
         places: Mapping[bytes, Sequence[tuple[FileTask, int]]],
     ) -> list[StageFile]:
-        writes = []
+        payloads = []
         for chunk_id, at in part:
             start = at.offset - base
-            raw = decode_payload(data[start : start + at.stored_size], at.codec, at.raw_size, RecordType.CHUNK, chunk_id)
+            payloads.append((data[start : start + at.stored_size], at.codec, at.raw_size, chunk_id))
+        writes = []
+        for (chunk_id, _), raw in zip(part, decode_many(payloads, RecordType.CHUNK), strict=True):
             for task, offset in places[chunk_id]:
                 content = self._put_back(task, offset, raw)
                 if task.left == 1:
@@ -213,7 +215,7 @@ class ContentStager:
                     writes.append(StageFile(task.staged, offset, content, task.entry.size, last=False))
         return writes
 
-    def _put_back(self, task: FileTask, offset: int, raw: bytes) -> Buffer:
+    def _put_back(self, task: FileTask, offset: int, raw: Buffer) -> Buffer:
         entry = task.entry
         if self._reinject is None:
             if entry.redactions or _has_many(entry):

@@ -286,13 +286,15 @@ def validate_entries(entries: Iterable[Entry], previous: Entry | None, folders: 
     Refuses absolute paths, `..`, NUL, entries out of order or twice, and entries below what is no folder of this
     manifest. Returns the last entry. Raises `SnapshotError` `INVALID_PATH`.
     """
+    key = path_key(previous.path) if previous is not None else b""
     for e in entries:
         validate_path(e.path)
+        before, key = key, path_key(e.path)
         if previous is None:
             if e.path or e.kind != Kind.DIR:
                 raise SnapshotError("A manifest does not begin with its root folder.", code=Code.INVALID_PATH)
         else:
-            if path_key(e.path) <= path_key(previous.path):
+            if key <= before:
                 raise SnapshotError("A manifest lists a path twice or out of order.", code=Code.INVALID_PATH, paths=[e.path])
             parent = e.path.rpartition(b"/")[0]
             while folders and folders[-1] != parent:

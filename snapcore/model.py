@@ -98,6 +98,8 @@ class PackState:
 
 def split_ids(ids: bytes) -> list[bytes]:
     """The record ids of which `ids` is the concatenation."""
+    if len(ids) == DIGEST_BYTES:
+        return [ids]
     return [ids[i : i + DIGEST_BYTES] for i in range(0, len(ids), DIGEST_BYTES)]
 
 

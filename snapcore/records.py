@@ -48,21 +48,24 @@ def join_ranges(locations: Iterable[tuple[bytes, Location]]) -> list[PackRange]:
     """Ranged reads that cover the records: neighbours with small gaps are read together, up to some MiB."""
     ranges: list[PackRange] = []
     run: list[tuple[bytes, Location]] = []
-    start = end = 0
-    for item in sorted(locations, key=lambda x: (x[1].pack_id, x[1].offset)):
+    pack_id, start, end = "", 0, 0
+    for item in sorted(locations, key=_place):
         at = item[1]
-        joins = run and run[0][1].pack_id == at.pack_id and at.offset - end <= MAX_GAP_BYTES
-        if joins and at.offset + at.stored_size - start <= MAX_RANGE_BYTES:
+        offset, stop_at = at.offset, at.offset + at.stored_size
+        if run and at.pack_id == pack_id and offset - end <= MAX_GAP_BYTES and stop_at - start <= MAX_RANGE_BYTES:
             run.append(item)
         else:
             if run:
-                ranges.append(PackRange(run[0][1].pack_id, start, end - start, tuple(run)))
-            run, start = [item], at.offset
-            end = start
-        end = max(end, at.offset + at.stored_size)
+                ranges.append(PackRange(pack_id, start, end - start, tuple(run)))
+            run, pack_id, start, end = [item], at.pack_id, offset, offset
+        end = max(end, stop_at)
     if run:
-        ranges.append(PackRange(run[0][1].pack_id, start, end - start, tuple(run)))
+        ranges.append(PackRange(pack_id, start, end - start, tuple(run)))
     return ranges
+
+
+def _place(item: tuple[bytes, Location]) -> tuple[str, int]:
+    return item[1].pack_id, item[1].offset
 
 
 class RecordReader:

@@ -180,6 +180,11 @@ class RestorePlanner:
 
     def _merge(self, entries: Sequence[Entry], stats: Sequence[FileStat], same: Container[bytes]) -> None:
         """Both lists are in walk order."""
+        if not stats:
+            self.met.update(e.path for e in entries if e.path in self._scope.paths)
+            for new in filter(self._wanted, entries):
+                self._add(new)
+            return
         current = {s.path: s for s in stats}
         wanted = {e.path for e in entries}
         by_path = {e.path: e for e in entries}

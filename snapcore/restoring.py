@@ -1,7 +1,7 @@
 """Restore: a checkpoint becomes the state of a workspace, exactly, or the workspace stays as it was."""
 
 import asyncio
-from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -340,9 +340,11 @@ class _Restore:
         self,
         root: _Root,
         pages: Sequence[tuple[Sequence[Entry], Sequence[FileStat]]],
-        only: Container[TreePath] | None,
+        only: Collection[TreePath] | None,
     ) -> list[tuple[bytes, str]]:
         """Of the files, or of `only` some: those that do not hold what they should."""
+        if only is not None and not only:
+            return []
         pairs = []
         for entries, stats in pages:
             current = {s.path: s for s in stats if s.kind == Kind.FILE and not s.note}

@@ -9,17 +9,10 @@ class Scope:
     """Which paths are meant: all, or those at and below the paths asked for."""
 
     def __init__(self, paths: Iterable[bytes] | None) -> None:
-        self._paths = None if paths is None else frozenset(p.strip(b"/") for p in paths)
-
-    @property
-    def whole(self) -> bool:
-        """Whether everything is meant."""
-        return self._paths is None or b"" in self._paths
-
-    @property
-    def paths(self) -> frozenset[bytes]:
+        self.paths = frozenset[bytes]() if paths is None else frozenset(p.strip(b"/") for p in paths)
         """The paths asked for."""
-        return self._paths or frozenset()
+        self.whole = paths is None or b"" in self.paths
+        """Whether everything is meant."""
 
     def holds(self, path: bytes) -> bool:
         """Whether `path` is one of the paths or lies below one."""

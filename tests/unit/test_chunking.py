@@ -23,6 +23,7 @@ from snapcore.chunking import (
     compress_many,
     cut,
     cut_stream_piece,
+    decode_many,
     decode_payload,
     record_id,
 )
@@ -198,7 +199,9 @@ def test_payloads_come_back_as_they_were_and_in_order() -> None:
         rid = record_id(RecordType.CHUNK, raw)
         assert decode_payload(payload, codec, len(raw), RecordType.CHUNK, rid) == raw
         assert decode_payload(memoryview(payload), codec, len(raw), RecordType.CHUNK, rid) == raw
-    assert compress_many([]) == []
+    batch = [(payload, codec, len(raw), record_id(1, raw)) for raw, (codec, payload) in zip(raws, packed, strict=True)]
+    assert decode_many(batch, RecordType.CHUNK) == raws
+    assert compress_many([]) == decode_many([], RecordType.CHUNK) == []
 
 
 def decode(payload: Buffer, codec: int, raw: bytes, *, raw_size: int | None = None) -> bytes:
@@ -284,6 +287,12 @@ def test_another_size_codec_type_or_id_is_refused() -> None:
         with pytest.raises(SnapshotError) as error:
             decode_payload(*args)
         assert error.value.code == Code.INVALID_BLOB
+        *one, record_type, one_id = args
+        with pytest.raises(SnapshotError) as among_others:
+            decode_many([(payload, codec, len(raw), rid), (*one, one_id), (raw, CODEC_RAW, len(raw), rid)], record_type)
+        assert among_others.value.code == Code.INVALID_BLOB
+        if record_type == RecordType.CHUNK:
+            assert str(among_others.value) == str(error.value)  # it tells of the record that is damaged
 
 
 def test_large_content_that_compression_cannot_help_is_kept_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -24,6 +25,10 @@ def run() -> None:
     _open_missing_streams()
     if sys.argv[1:] == ["--version"]:  # without Typer, whose modules would take most of the time
         _print_version()
+    from .later import load_when_used
+
+    # SQLAlchemy imports it, and with it email and zipfile, to look for other packages' dialects, of which there are none here.
+    load_when_used(importlib, "metadata")
     from .app import app
 
     for stream in (sys.stdout, sys.stderr):

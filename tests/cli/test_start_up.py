@@ -65,6 +65,24 @@ def test_the_version_is_that_of_the_package() -> None:
     assert version_line() == f"snapcore {version('snapcore')}"
 
 
+def test_what_is_loaded_later_is_there_for_all_who_imported_it() -> None:
+    program = """
+import importlib, sys
+from snapcore.cli.later import load_when_used
+load_when_used(importlib, "metadata")
+from importlib import metadata
+import importlib.metadata
+assert "email" not in sys.modules
+assert metadata.version("snapcore") == importlib.metadata.version("snapcore")
+assert metadata.PackageNotFoundError is importlib.metadata.PackageNotFoundError
+assert importlib.metadata is sys.modules["importlib.metadata"] is not metadata
+load_when_used(importlib, "metadata")
+assert importlib.metadata.__file__
+import importlib.metadata._adapters
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_the_version_needs_hardly_anything(tmp_path: Path) -> None:
     names = loaded(tmp_path, "--version")
     assert packages(names) & (RARE | DATABASE | ENGINE | FACE) == set()

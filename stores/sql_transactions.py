@@ -116,7 +116,10 @@ class Transactions:
         def run() -> bool:
             if not self._database.exists():
                 return False
-            return self._transact(stored_revision, writes=False, idempotent=True) is not None
+            revision = self._transact(stored_revision, writes=False, idempotent=True)
+            if revision == schema.HEAD_REVISION:
+                self._ready = True  # so that the next transaction need not look again
+            return revision is not None
 
         return await self._run(self._readers, run)
 

@@ -25,6 +25,7 @@ from snapcore.hosts import current_holder
 from snapcore.runs import JobRun, Outcome
 from snapcore.testing.trees import make_tree
 
+from ..disks import disk_at  # noqa: TID252 (tests are no package that could be named)
 from ..providers.docker_fixtures import MakeContainer  # noqa: TID252 (tests are no package that could be named)
 from .scheduler import (
     DEADLINE,
@@ -271,15 +272,8 @@ async def test_a_thread_that_another_writer_holds_is_left_alone_and_tried_again(
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small file system of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("only the superuser may mount a file system")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
-    try:
+    with disk_at(tmp_path / "disk", "size=4m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 def fill(disk: Path) -> None:

@@ -13,6 +13,7 @@ from snapcore.errors import Code, ProviderError, RepositoryError
 from snapcore.repository import Repository
 from snapcore.testing.trees import compare_trees, make_tree
 
+from ..disks import disk_at  # noqa: TID252 (tests are no package that could be named)
 from .crash_helpers import THREAD, copy_tree, leaks_nothing, sound, stage_names
 
 
@@ -40,16 +41,8 @@ class Disk:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    if os.geteuid() != 0:
-        pytest.skip("only the superuser may mount a file system")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
-    try:
-        with leaks_nothing():
-            yield Disk(folder)
-    finally:
-        subprocess.run(["umount", folder], check=True)
+    with disk_at(tmp_path / "disk", "size=4m") as folder, leaks_nothing():
+        yield Disk(folder)
 
 
 async def thread_ids(repo: Repository) -> list[str]:

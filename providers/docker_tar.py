@@ -10,7 +10,7 @@ import msgspec
 from snapcore.errors import Code, ProviderError
 from snapcore.model import Kind
 
-__all__ = ["TAR_END", "BrokenTarError", "TarMember", "TarReader", "folder_header", "header_of", "padding"]
+__all__ = ["TAR_END", "BrokenTarError", "TarMember", "TarReader", "header_of", "padding"]
 
 BLOCK: Final = 512
 TAR_END: Final = bytes(2 * BLOCK)
@@ -232,11 +232,6 @@ def header_of(
     seconds, nanoseconds = divmod(abs(mtime_ns), 1_000_000_000)
     info.pax_headers = {"mtime": f"{'-' if mtime_ns < 0 else ''}{seconds}.{nanoseconds:09d}"}
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-
-
-def folder_header(name: bytes, mode: int, mtime_ns: int, owner: tuple[int, int] | None) -> bytes:
-    """The header of a folder."""
-    return header_of(name, Kind.DIR, mode=mode, mtime_ns=mtime_ns, owner=owner)
 
 
 def padding(size: int) -> bytes:

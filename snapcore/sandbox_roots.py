@@ -71,6 +71,8 @@ def as_workspace(sandbox: Any, root: str | None = None) -> Workspace:
 
 
 def root_requests(sandbox: Any, policy: FilePolicy, workspace_root: str | None, roots: Roots | None) -> list[RootRequest]:
+    """The roots to capture of a sandbox: one, at `workspace_root`, or those that `roots` names. Raises `SnapshotError`
+    `INVALID_REQUEST` for both at once and for what is no sandbox."""
     if roots is None:
         return [RootRequest(DEFAULT_ROOT, as_workspace(sandbox, workspace_root), policy)]
     if workspace_root is not None:
@@ -85,6 +87,8 @@ def root_requests(sandbox: Any, policy: FilePolicy, workspace_root: str | None, 
 def restore_roots(
     sandbox: Any, checkpoint: Checkpoint, workspace_root: str | None, roots: Mapping[str, str] | None
 ) -> dict[str, Workspace]:
+    """The workspace of each root of a checkpoint that is wanted, by name: of the only one at `workspace_root`, or of those that
+    `roots` says the places of. Raises `SnapshotError` `INVALID_REQUEST` for several roots without places and for unknown ones."""
     if len(checkpoint.roots) == 1 and roots is None:
         return {checkpoint.roots[0].name: as_workspace(sandbox, workspace_root)}
     if roots is None:

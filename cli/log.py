@@ -30,6 +30,7 @@ EXAMPLES: Final = {
 }
 
 PAGE: Final = 500
+LAST: Final = 2**63 - 1  # the greatest number that an event could have
 POLL_SECONDS: Final = 0.5
 INDENT: Final = " " * 10  # of what an event was about, where that has a line of its own
 SHELL: Final = ("sh", "-c")
@@ -213,7 +214,7 @@ def _stream_fields(name: str, data: bytes) -> Iterator[tuple[str, str]]:
 
 async def _completed(repo: "Repository", thread: str, sequence: int) -> "Event":
     """The end of the command that the event of this number is about."""
-    found = await repo.checkpoints.events(thread, after=max(sequence - 1, 0), limit=1)
+    found = await repo.checkpoints.events(thread, after=min(max(sequence - 1, 0), LAST), limit=1)
     event = found[0] if found and found[0].sequence == sequence else None
     if event is None:
         raise SnapshotError(

@@ -51,7 +51,7 @@ class SqliteDatabase(Database):
     def __init__(self, url: URL, *, busy_timeout: float) -> None:
         super().__init__()
         # without options, any of which may be a credential
-        self.url = URL.create(url.drivername, database=url.database).render_as_string()
+        self.url = f"{url.drivername}://" + ("" if url.database is None else f"/{quote(os.fsencode(url.database), safe=' +/')}")
         self.patience = busy_timeout
         self.path = None if url.database in (None, "", ":memory:", TEMPORARY) else os.path.abspath(str(url.database))
         self._pathless = "" if url.database == TEMPORARY else ":memory:"
@@ -145,7 +145,7 @@ class SqliteDatabase(Database):
     def _open(self) -> sqlite3.Connection:
         target = self._pathless
         if self.path is not None:
-            target = f"file:{quote(self.path)}?" + ("mode=ro&immutable=1" if self._immutable() else "mode=rw")
+            target = f"file:{quote(os.fsencode(self.path))}?" + ("mode=ro&immutable=1" if self._immutable() else "mode=rw")
         connection = sqlite3.connect(target, uri=True, timeout=self.patience, isolation_level=None, check_same_thread=False)
         try:
             connection.execute("PRAGMA synchronous=FULL")

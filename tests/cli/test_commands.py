@@ -26,6 +26,13 @@ def test_init_creates_a_repository_once(run: Run, repo: Path) -> None:
     assert "[REPOSITORY_EXISTS]" in run("init", code=1).stderr
 
 
+def test_a_repository_whose_path_is_not_utf_8(run: Run, tree: Path, tmp_path: Path) -> None:
+    place = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    run("init", "--repo", place)
+    run("capture", str(tree), "--repo", place, "--thread", "t")
+    assert len(run("list", "--repo", place, "--thread", "t", "--json").json) == 1
+
+
 def test_the_repository_is_named_by_an_option_or_the_environment(run: Run, tmp_path: Path) -> None:
     other = str(tmp_path / "other")
     answer = run("init", "--repo", other, "--json").json

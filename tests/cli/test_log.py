@@ -134,6 +134,7 @@ def test_what_a_command_wrote_is_printed_as_it_is(ledger: Run) -> None:
         (["--output", "1"], 1, "sandbox.created"),
         (["--output", "0"], 1, "no event 0"),
         (["--output", "99"], 1, "no event 99"),
+        (["--output", str(2**70)], 1, f"no event {2**70}"),
         (["--output", "3", "--follow"], 2, "exclude"),
     ],
 )

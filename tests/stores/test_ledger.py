@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from sqlalchemy import Connection, Engine, event, inspect
 
@@ -17,7 +16,6 @@ from snapcore.errors import Code, RepositoryError
 from snapcore.ledger import EventKind, Output
 from snapcore.model import ContentRef
 from snapcore.protocols import Commit
-from snapcore.stores import sql_schema as schema
 from snapcore.stores.sql import SqlCheckpointStore
 from snapcore.stores.sql_dialects import open_database
 from snapcore.stores.sql_migrate import upgrade
@@ -26,7 +24,7 @@ from snapcore.testing import LedgerTests
 from snapcore.testing.entries import IDENTITY, acquire, append, checkpoint_for, digest, pack_of
 from snapcore.testing.ledger_suite import claim_thread, new_event
 
-from .sql_stores import OnSql
+from .sql_stores import OnSql, make_old_database
 
 
 class TestLedger(OnSql, LedgerTests):
@@ -42,32 +40,7 @@ OLD = checkpoint_for("thread", "old", created_at=7, label="kept")
 @pytest.fixture
 def old_url(url: str) -> str:
     """The address of a database of the first schema, with a thread in it."""
-    database = open_database(url)
-    database.create()
-    with database.connect(writes=True) as connection, connection.begin():
-        database.prepare(connection)
-        upgrade(connection, "0001")
-        connection.execute(
-            schema.repository.insert().values(
-                id=1, repository_id="repository", database_id="database", commit_seq=41, gc_fence=3, damage_epoch=0
-            )
-        )
-        connection.execute(schema.threads.insert().values(thread_id="thread", head_id="old"))
-        connection.execute(
-            schema.checkpoints.insert().values(
-                id="old",
-                thread_id="thread",
-                created_at=7,
-                label="kept",
-                commit_seq=40,
-                record_id=OLD.record_id,
-                record=msgspec.msgpack.encode(OLD),
-            )
-        )
-    with database.connect(writes=False) as connection, connection.begin():
-        assert stored_revision(connection) == "0001"
-        assert not inspect(connection).has_table("events")
-    database.dispose()
+    make_old_database(url, "0001", OLD, lacks="events")
     return url
 
 

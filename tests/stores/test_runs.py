@@ -11,21 +11,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import Engine, event, inspect, make_url
+from sqlalchemy import Engine, event, make_url
 
 from snapcore.errors import Code, RepositoryError
 from snapcore.runs import RUNS_KEPT, JobRun, Outcome
-from snapcore.stores import sql_schema as schema
 from snapcore.stores.sql import SqlCheckpointStore
-from snapcore.stores.sql_dialects import open_database
-from snapcore.stores.sql_migrate import upgrade
-from snapcore.stores.sql_transactions import stored_revision
 from snapcore.testing import RunTests
 from snapcore.testing.entries import IDENTITY, checkpoint_for
 from snapcore.testing.run_suite import COMPLETE, new_run
 
 from .postgres_helpers import Wire, raw
-from .sql_stores import OnSql
+from .sql_stores import OnSql, make_old_database
 
 
 class TestRuns(OnSql, RunTests):
@@ -48,31 +44,7 @@ OLD = checkpoint_for("thread", "old", created_at=7)
 @pytest.fixture
 def old_url(url: str) -> str:
     """The address of a database without a table of runs, with a thread in it."""
-    database = open_database(url)
-    database.create()
-    with database.connect(writes=True) as connection, connection.begin():
-        database.prepare(connection)
-        upgrade(connection, "0002")
-        connection.execute(
-            schema.repository.insert().values(
-                id=1, repository_id="repository", database_id="database", commit_seq=41, gc_fence=3, damage_epoch=0
-            )
-        )
-        connection.execute(schema.threads.insert().values(thread_id="thread", head_id="old"))
-        connection.execute(
-            schema.checkpoints.insert().values(
-                id="old",
-                thread_id="thread",
-                created_at=7,
-                commit_seq=40,
-                record_id=OLD.record_id,
-                record=msgspec.msgpack.encode(OLD),
-            )
-        )
-    with database.connect(writes=False) as connection, connection.begin():
-        assert stored_revision(connection) == "0002"
-        assert not inspect(connection).has_table("job_runs")
-    database.dispose()
+    make_old_database(url, "0002", OLD, lacks="job_runs")
     return url
 
 

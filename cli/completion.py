@@ -1,11 +1,13 @@
 """`snapcore completion`: scripts that teach a shell to complete the command, and the answers that they ask for.
 
-A script calls `snapcore completion SHELL -- WORD...` with the words up to the cursor, the last one perhaps empty. The first line
-of the answer is its kind, `words`, `files` or `folders`; each further line is a word, a tab, and what it is.
+A script calls `snapcore completion SHELL -- WORD...` with the words up to the cursor, the last one perhaps empty; bash, which
+takes words apart at : and =, with the line up to the cursor instead. The first line of the answer is its kind, `words`, `files`
+or `folders`; each further line is a word, a tab, and what it is.
 """
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -41,6 +43,8 @@ EXAMPLES: Final = {
 LIMIT_SECONDS: Final = 2.0  # then there is no answer
 MOST: Final = 100
 WORD_BREAKS: Final = ":="  # of bash, which completes what follows the last of them
+_LAST: Final = re.compile(r"(?:\\.|[^\s\\])*\Z", re.DOTALL)
+_NOT_CONTINUED: Final = re.compile(r"['\"]|\\[:=\\]")
 FOLDERS: Final = ("DIR", "NAME=DIR", "URL", "ADDRESS", "FOLDER")
 FILES: Final = ("FILE", "FILE|-", "FILE|DIR|-", "NAME=PATH")
 CHECKPOINTS: Final = ("CHECKPOINT", "CHECKPOINT[:PATH]", "WHICH")
@@ -66,13 +70,32 @@ def completion(
         return
     signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
     signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
-    kind, items = _answer(words)
+    if shell == "bash":
+        words = _words(words[0])
+    kind, items = _answer(words) if words else ("words", [])
     signal.setitimer(signal.ITIMER_REAL, 0)
-    cut = _cut(words[-1]) if shell == "bash" else 0
+    cut = _cut(words[-1]) if shell == "bash" and words else 0
     sys.stdout.write(f"{kind}\n")
     for word, about in items:
         if word.isprintable():
             sys.stdout.write(f"{word[cut:]}\t{printable(about)}\n")
+
+
+def _words(line: str) -> list[str]:
+    """The words of a line of bash after the command's, without their quotes; none when what follows could not be put into the
+    last one: within quotes, or after a : or = that is quoted."""
+    import shlex
+
+    lexer = shlex.shlex(line, posix=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        words = list(lexer)
+    except ValueError:
+        return []
+    last = _LAST.search(line)
+    if last is None or _NOT_CONTINUED.search(last[0]):
+        return []
+    return words[1:] if last[0] else [*words[1:], ""]
 
 
 def _cut(word: str) -> int:

@@ -4,13 +4,10 @@ from typing import Final
 
 __all__ = ["SCRIPTS"]
 
-# bash takes words apart at : and =, so it hands over the line, which is split here as it would do without them.
+# bash takes words apart at : and =, so it hands over the line.
 BASH: Final = r"""# bash completion for snapcore
 _snapcore() {
     local line=${COMP_LINE:0:COMP_POINT} kind= word= rest=
-    local -a words=()
-    read -r -a words <<<"$line"
-    [[ $line == *[[:space:]] ]] && words+=("")
     COMPREPLY=()
     while IFS=$'\t' read -r word rest; do
         if [[ -z $kind ]]; then
@@ -18,7 +15,7 @@ _snapcore() {
         else
             COMPREPLY+=("$(printf '%q' "$word")")
         fi
-    done < <("$1" completion bash -- "${words[@]:1}" 2>/dev/null)
+    done < <("$1" completion bash -- "$line" 2>/dev/null)
     case $kind in
         files) compopt -o default 2>/dev/null ;;
         folders) compopt -o default -o plusdirs 2>/dev/null ;;

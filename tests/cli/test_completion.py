@@ -78,10 +78,10 @@ def test_the_repository_of_the_words_goes_before_the_environments(made: Run, tmp
 
 
 def test_what_cannot_be_asked_gives_no_word_no_error_and_makes_nothing(run: Run, repo: Path) -> None:
-    outcome = run("completion", "bash", "--", "list", "--thread", "")
+    outcome = run("completion", "zsh", "--", "list", "--thread", "")
     assert (outcome.text, outcome.stderr) == ("words\n", "")
     assert not repo.exists()
-    outcome = run("completion", "bash", "--", "list", "--repo", "nowhere://x", "--thread", "")
+    outcome = run("completion", "zsh", "--", "list", "--repo", "nowhere://x", "--thread", "")
     assert (outcome.text, outcome.stderr) == ("words\n", "")
 
 
@@ -89,7 +89,7 @@ def test_a_repository_that_does_not_answer_is_given_up() -> None:
     keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and never says a word
         address = f"s3://bucket/prefix?endpoint=http://127.0.0.1:{silent.getsockname()[1]}&region=us-east-1"
-        command = [sys.executable, "-m", "snapcore.cli", "completion", "bash", "--", "list", "--repo", address, "--thread", ""]
+        command = [sys.executable, "-m", "snapcore.cli", "completion", "zsh", "--", "list", "--repo", address, "--thread", ""]
         done = subprocess.run(command, capture_output=True, timeout=50, env={**os.environ, **keys}, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
@@ -104,11 +104,11 @@ def test_an_unknown_shell(run: Run) -> None:
 class Typed:
     """An interactive shell that has loaded the script, on a terminal."""
 
-    def __init__(self, shell: str, folder: Path) -> None:
+    def __init__(self, shell: str, folder: Path, program_text: str = "") -> None:
         bin_ = folder / "bin"
         bin_.mkdir()
         program = bin_ / "snapcore"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m snapcore.cli "$@"\n')
+        program.write_text(f'#!/bin/sh\n{program_text}\nexec {sys.executable} -m snapcore.cli "$@"\n')
         program.chmod(0o755)
         commands = {
             "bash": ["bash", "--norc", "--noprofile", "-i"],
@@ -176,6 +176,45 @@ def test_in_a_real_shell(made: Run, tmp_path: Path, shell: str) -> None:
         typed.completes("snapcore capture a-fol", "der")
     finally:
         typed.close()
+
+
+HOSTILE = ["A$(touch ran)`touch ran`;touch ran|x&", """B 'one' "two" \\ end""", "C*?[a]~{a,b}!#<>$HOME", "D:e=f", "-E $x"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_names_that_a_shell_could_run_are_put_in_as_they_are(tmp_path: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed (Debian: apt-get install {shell})")
+    for name in HOSTILE:
+        (tmp_path / name[:2].strip(" $*:")).write_text(f"words\n{name}\tabout\n")
+    given = tmp_path / "given"
+    answers = f"""
+    if [ "$1" = completion ] && [ $# -gt 2 ]; then
+        for last; do :; done
+        exec cat "{tmp_path}/${{last##* }}"
+    elif [ "$1" = forget ]; then
+        printf '%s\\0' "$@" > '{given}.new'; exec mv '{given}.new' '{given}'
+    fi"""
+    typed = Typed(shell, tmp_path, answers)
+    try:
+        typed.send("snapcore forget " + "".join(f"-l {name[:2].strip(' $*:')}\t" for name in HOSTILE) + "; echo do''ne\r")
+        typed.wait_for("done")
+    finally:
+        typed.close()
+    assert given.read_text().split("\0")[1:-1] == [word for name in HOSTILE for word in ("-l", name)]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_bash_hands_over_its_line(made: Run, tree: Path) -> None:
+    def proposed(line: str) -> list[str]:
+        return [word.partition("\t")[0] for word in made("completion", "bash", "--", line).text.splitlines()]
+
+    made("capture", str(tree), "--thread", "a 'b'", "--label", "x y:z")
+    assert proposed("snapcore list --thread ") == ["words", "a 'b'", "t"]
+    assert proposed(r"snapcore show -t a\ \'b\' label:x\ ") == ["words", "x y:z"]
+    assert proposed("""snapcore show -t "a 'b'" label:x""") == ["words", "x y:z"]
+    for within in ('label:"x', "label:'x", r"label:x\ y\:", "label:'x'"):  # could not be put in as bash does it
+        assert proposed(rf"snapcore show -t a\ \'b\' {within}") == ["words"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)

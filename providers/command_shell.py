@@ -134,9 +134,9 @@ class CommandPipe:
         transport = getattr(self._process, "_transport", None)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or another user's by way of sudo
             os.killpg(self._process.pid, signal.SIGKILL)  # the whole group: what the shell has started too
-            for number in range(3) if transport is not None else ():
-                # asyncio waits for pipes, which a child that left the group may keep open
-                if (pipe := transport.get_pipe_transport(number)) is not None:
+            # asyncio waits for pipes, which a child that left the group may keep open
+            for pipe in () if transport is None else map(transport.get_pipe_transport, range(3)):
+                if pipe is not None:
                     pipe.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(TimeoutError):

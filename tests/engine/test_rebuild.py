@@ -332,7 +332,8 @@ async def test_a_rebuild_that_was_left_is_gone_on_with(tmp_path: Path, history: 
 
 
 async def hundreds(url: Path, work: Path) -> tuple[dict[tuple[str, str], Checkpoint], dict[bytes, dict[str, str]]]:
-    """Put six hundred checkpoints of ten threads, more than are read together, in `url`, without a database: them, and the files by content id."""
+    """Put six hundred checkpoints of ten threads, more than are read together, in `url`, without a database: them, and the
+    files by content id."""
     files: dict[bytes, dict[str, str]] = {}
     threads = [f"thread-{n}" for n in range(10)]
 

@@ -201,7 +201,8 @@ def test_payloads_come_back_as_they_were_and_in_order() -> None:
         assert decode_payload(memoryview(payload), codec, len(raw), RecordType.CHUNK, rid) == raw
     batch = [(payload, codec, len(raw), record_id(1, raw)) for raw, (codec, payload) in zip(raws, packed, strict=True)]
     assert decode_many(batch, RecordType.CHUNK) == raws
-    assert compress_many([]) == decode_many([], RecordType.CHUNK) == []
+    assert compress_many([]) == []
+    assert decode_many([], RecordType.CHUNK) == []
 
 
 def decode(payload: Buffer, codec: int, raw: bytes, *, raw_size: int | None = None) -> bytes:
@@ -287,9 +288,11 @@ def test_another_size_codec_type_or_id_is_refused() -> None:
         with pytest.raises(SnapshotError) as error:
             decode_payload(*args)
         assert error.value.code == Code.INVALID_BLOB
-        *one, record_type, one_id = args
+        one, one_codec, size, record_type, one_id = args
         with pytest.raises(SnapshotError) as among_others:
-            decode_many([(payload, codec, len(raw), rid), (*one, one_id), (raw, CODEC_RAW, len(raw), rid)], record_type)
+            decode_many(
+                [(payload, codec, len(raw), rid), (one, one_codec, size, one_id), (raw, CODEC_RAW, len(raw), rid)], record_type
+            )
         assert among_others.value.code == Code.INVALID_BLOB
         if record_type == RecordType.CHUNK:
             assert str(among_others.value) == str(error.value)  # it tells of the record that is damaged

@@ -135,10 +135,19 @@ def _suggesting() -> Iterator[None]:
         raise
 
 
+def _without_credentials(message: str, words: Sequence[str]) -> str:
+    from snapcore.addresses import shown_address
+
+    for typed in (part for word in words for part in (word, word.partition("=")[2])):
+        if (shown := shown_address(typed)) != typed:
+            message = message.replace(typed, shown).replace(repr(typed)[1:-1], shown)
+    return message
+
+
 def _meant(typed: str, known: Sequence[str]) -> str:
     import difflib
 
-    likely = difflib.get_close_matches(typed, known, cutoff=SIMILAR) or [name for name in known if name.startswith(typed)]
+    likely = difflib.get_close_matches(typed, known, cutoff=SIMILAR) or [name for name in known if typed and name.startswith(typed)]
     return f" Did you mean {' or '.join(likely)}?" if likely else ""
 
 
@@ -148,6 +157,7 @@ class Group(_Plain, TyperGroup):
     def __init__(self, *, found: Mapping[str, Callable[[], Any]] | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self._found = _all() if found is None else found
+        self._words: tuple[str, ...] = ()
 
     def main(self, *args: Any, **settings: Any) -> Any:
         """Run the command, under the name that its pages have, however it was started."""
@@ -155,12 +165,21 @@ class Group(_Plain, TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments before the command's name; of a mistyped option, name those that may have been meant."""
+        self._words = tuple(args)
         with _suggesting():
             return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names in the order of the help page."""
         return list(self._found)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what is wrong with its arguments is told without the credentials of an address among them."""
+        try:
+            return super().invoke(ctx)
+        except USAGE_ERROR as error:
+            error.message = _without_credentials(error.message, self._words)
+            raise
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name or alias, or None."""

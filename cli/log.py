@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from snapcore.addresses import shown_address
 from snapcore.errors import Code, SnapshotError, printable
 
 from .output import columns, moment, print_json, print_line, width
@@ -118,7 +119,7 @@ class EventLines:
             "id": event.id,
             "at": moment(event.at, exact=True),
             "kind": event.kind,
-            "sandbox_id": event.sandbox_id,
+            "sandbox_id": shown_address(event.sandbox_id),
             "step": event.step,
             "operation": _operation_fields(event.operation),
             "outside": event.outside,
@@ -172,9 +173,9 @@ def _about(event: "Event") -> str:
         words = operation.command
         return words[2] if words[:2] == SHELL and len(words) == 3 else " ".join(words)
     if event.kind == "sandbox.closed" and event.destroyed:
-        return f"{event.sandbox_id} (destroyed)"
+        return f"{shown_address(event.sandbox_id)} (destroyed)"
     source = f" from checkpoint {event.checkpoint_id}" if event.checkpoint_id is not None else ""
-    return f"{event.sandbox_id}{source}"
+    return f"{shown_address(event.sandbox_id)}{source}"
 
 
 def _operation_fields(operation: "Operation | None") -> dict[str, Any] | None:

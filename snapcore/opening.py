@@ -48,8 +48,10 @@ class OpenRepository:
         try:
             config = await read_config(blobs)
             if config is not None and self._exclusive:
+                from .addresses import shown_address
+
                 raise RepositoryError(
-                    f"There is a repository at {printable(self._url)} already.",
+                    f"There is a repository at {printable(shown_address(self._url))} already.",
                     code=Code.REPOSITORY_EXISTS,
                     hint="Use it as it is.",
                 )

@@ -78,6 +78,12 @@ def open_blobs(address: str) -> Any:
             code=Code.UNKNOWN_SCHEME,
             hint=f"Write {kind.lower()}://..., or ./ before the name of a folder.",
         )
+    if address.startswith(_COMMAND):  # a folder of that name would have the command's secrets in it
+        raise RepositoryError(
+            "An exec: address leads to a sandbox: no repository is there.",
+            code=Code.UNKNOWN_SCHEME,
+            hint="Write ./ before the name of a folder.",
+        )
     opener = _find("snapcore.stores", _STORES, scheme)
     if opener is None:
         known = f"Known: {', '.join(sorted(_STORES))}, and what installed packages add."

@@ -307,9 +307,10 @@ def check_result(result: ExecResult, provider: str) -> ExecResult:
 def check_sandbox(handle: SandboxHandle, sandbox_id: str, provider: str) -> None:
     """Raise `ProviderError` when what was opened is another sandbox than was asked for."""
     if handle.sandbox_id != sandbox_id:
-        raise ProviderError(
-            f"Asked for {printable(sandbox_id)}, {provider} opened {printable(handle.sandbox_id)}; nothing was done in it."
-        )
+        from .addresses import shown_address
+
+        asked, opened = (printable(shown_address(each)) for each in (sandbox_id, handle.sandbox_id))
+        raise ProviderError(f"Asked for {asked}, {provider} opened {opened}; nothing was done in it.")
 
 
 def _can_be_passed(text: str) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import msgspec
 
+from .addresses import shown_address
 from .capturing import CaptureRequest, capture, new_checkpoint_id
 from .engine import Engine, finish
 from .errors import CheckpointWriterLostError, Code, ProviderError, SnapcoreError, SnapshotError, printable
@@ -112,7 +113,7 @@ class Session:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<Session of {self.thread_id!r} in {self._sandbox_id!r}: {self._state}>"
+        return f"<Session of {self.thread_id!r} in {shown_address(self._sandbox_id)!r}: {self._state}>"
 
     @property
     def handle(self) -> SandboxHandle:

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from .addresses import shown_address
 from .engine import Engine, finish
 from .errors import CheckpointWriterConflictError, Code, ProviderError, SnapshotError, printable
 from .leases import WriterHold
@@ -128,8 +129,9 @@ async def _taken(
         ledgers = Ledgers(engine.checkpoints)
         opened = await ledgers.sandbox(thread_id)
         if opened is not None and opened.sandbox_id != handle.sandbox_id:
+            known = printable(shown_address(opened.sandbox_id))
             raise SnapshotError(
-                f"The sandbox of thread {printable(thread_id)} is {printable(opened.sandbox_id)}, and not this one.",
+                f"The sandbox of thread {printable(thread_id)} is {known}, and not this one.",
                 code=Code.INVALID_REQUEST,
                 hint="Name another thread; or leave the work here unrecorded (--no-record).",
             )

@@ -13,6 +13,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
+from .addresses import shown_address
 from .errors import Code, SnapshotError, printable
 from .registry import split_scheme
 from .settings_search import FILE_NAME, PROJECT_FILE_NAME, settings_candidates
@@ -73,6 +74,8 @@ def load_settings(path: str) -> Loaded:
     Raises `SnapshotError` `INVALID_REQUEST` for a file that cannot be read, is none, is larger than `MAX_FILE_BYTES`, or holds
     what is not understood; it names the file and the key, and no value.
     """
+    if (shown := shown_address(path)) != path:
+        raise _invalid(f"{printable(shown)} is an address, and no settings file.", _USE_ANOTHER)
     path = os.path.abspath(os.path.expanduser(path))
     parsed = _parsed(path, _read(path)[0])
     table = _tool_table(path, parsed) if os.path.basename(path) == PROJECT_FILE_NAME else parsed

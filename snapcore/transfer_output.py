@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any, Final, Protocol
 
+from .addresses import shown_address
 from .errors import Code, SnapshotError, printable
 
 __all__ = ["FORMATS", "ArchiveFormat", "ArchiveOutput", "ArchiveTarget"]
@@ -137,10 +138,10 @@ class ArchiveTarget:
             self._file = self._opened()
         except OSError as error:
             raise SnapshotError(
-                f"The archive cannot be written to {printable(os.fsdecode(target))}: {error.strerror}.",
+                f"The archive cannot be written to {printable(shown_address(os.fsdecode(target)))}: {error.strerror}.",
                 code=Code.INVALID_REQUEST,
                 hint="Name a file in a folder that is there and that you may write to.",
-            ) from error
+            ) from None
         self.write = self._file.write
 
     def _opened(self) -> IO[bytes]:

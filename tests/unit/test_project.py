@@ -18,7 +18,7 @@ ADAPTERS = ("stores", "providers", "cli")
 
 # Lower layers first. A module may import its own layer and those below.
 LAYERS = (
-    ("errors", "model"),
+    ("addresses", "errors", "model"),
     ("ledger", "maintenance", "protocols", "runs", "sandboxes"),
     ("chunking", "packs", "manifest", "config", "durations", "hosts", "idmap", "idset", "sharing"),
     (
@@ -82,7 +82,7 @@ LAYERS = (
         "usage",
         "verification",
     ),
-    ("addresses", "registry", "databases", "settings_files", "settings_search"),
+    ("registry", "databases", "settings_files", "settings_search"),
     (
         "autocheckpoint",
         "forking",

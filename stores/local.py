@@ -90,7 +90,8 @@ class LocalBlobStore:
 
     def _get(self, key: str, offset: int, length: int | None) -> bytes:
         try:
-            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+            # whatever else lies there, such as a FIFO, is no reason to wait
+            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
             raise SnapshotError(f"There is no blob {key!r} in {self.url}.", code=Code.MISSING_BLOB) from None
         except OSError as error:

@@ -189,6 +189,14 @@ async def test_a_truncated_file_is_an_invalid_blob(store: LocalBlobStore, root: 
     assert caught.value.code is Code.INVALID_BLOB
 
 
+async def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(store: LocalBlobStore, root: Path) -> None:
+    root.mkdir()
+    os.mkfifo(root / "pipe")
+    with pytest.raises(RepositoryError) as caught:
+        await store.get("pipe")
+    assert caught.value.code is Code.STORE_UNAVAILABLE
+
+
 async def test_reading_makes_no_folder(store: LocalBlobStore, root: Path) -> None:
     assert await store.head(KEY) is None
     await store.delete(KEY)

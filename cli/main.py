@@ -45,9 +45,9 @@ def run() -> None:
     except KeyboardInterrupt:
         _leave(_INTERRUPTED)
     except OSError as error:
-        # From printing a help page or a usage error; a command reports its own.
+        # From printing a help page or a usage error, whose code stays; a command reports its own.
         _tell(error)
-        _leave(1)
+        _leave(getattr(error.__context__, "exit_code", 1))
     except Exception as error:  # noqa: BLE001  # whatever nobody foresaw is told here, and nowhere else
         _tell_unforeseen(error)
         _leave(1)

@@ -138,9 +138,19 @@ def columns(text: str) -> int:
 def print_error(error: SnapcoreError, *, as_json: bool) -> None:
     """The error on stderr: message, code and hint, or a JSON object."""
     if as_json:
-        sys.stderr.write(json.dumps(error_fields(error)) + "\n")
+        _tell(json.dumps(error_fields(error)))
+    else:
+        _tell(f"snapcore: {printable(error.message)} [{error.code}]\n  {printable(_hint(error))}")
+
+
+def _tell(what: str) -> None:
+    """Say on stderr what went wrong. On a full disk, say, the exit code tells alone: it must not become another one."""
+    try:
+        sys.stderr.write(f"{what}\n")
+    except BrokenPipeError:
+        raise
+    except OSError:
         return
-    sys.stderr.write(f"snapcore: {printable(error.message)} [{error.code}]\n  {printable(_hint(error))}\n")
 
 
 def _hint(error: SnapcoreError) -> str:
@@ -153,11 +163,7 @@ def _hint(error: SnapcoreError) -> str:
 
 def print_system_error(error: OSError, *, as_json: bool) -> None:
     """What the operating system refused, on stderr: message, code and hint, or a JSON object, as for any error."""
-    if not as_json:
-        sys.stderr.write(f"{system_error_line(error)}  {SYSTEM_HINT}\n")
-        return
-    fields = {"message_type": "error", "code": SYSTEM, "message": str(error), "hint": SYSTEM_HINT, "retryable": False}
-    sys.stderr.write(json.dumps(fields) + "\n")
+    _print_foreign(str(error), SYSTEM, SYSTEM_HINT, as_json=as_json)
 
 
 def print_unforeseen(error: Exception, *, as_json: bool) -> None:
@@ -168,12 +174,14 @@ def print_unforeseen(error: Exception, *, as_json: bool) -> None:
 
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
-    message = f"An unforeseen {type(error).__name__}{where}."
-    if not as_json:
-        sys.stderr.write(f"snapcore: {printable(message)} [{INTERNAL}]\n  {UNFORESEEN}\n")
-        return
-    fields = {"message_type": "error", "code": INTERNAL, "message": message, "hint": UNFORESEEN, "retryable": False}
-    sys.stderr.write(json.dumps(fields) + "\n")
+    _print_foreign(f"An unforeseen {type(error).__name__}{where}.", INTERNAL, UNFORESEEN, as_json=as_json)
+
+
+def _print_foreign(message: str, code: str, hint: str, *, as_json: bool) -> None:
+    if as_json:
+        _tell(json.dumps({"message_type": "error", "code": code, "message": message, "hint": hint, "retryable": False}))
+    else:
+        _tell(f"snapcore: {printable(message)} [{code}]\n  {hint}")
 
 
 def system_error_line(error: OSError) -> str:

@@ -180,6 +180,20 @@ def test_closed_streams_lose_the_output_and_nothing_else(run: Run, tree: Path, t
     assert run("verify", "--read-data", "--json").json["ok"] is True
 
 
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("list", "--thread", "t"), 10),
+        (("list",), 2),
+        (("list", "--no-such-option"), 2),
+        (("exec", "/nowhere", "--", "true"), 125),
+    ],
+)
+def test_an_error_that_cannot_be_told_keeps_its_exit_code(repo: Path, args: tuple[str, ...], code: int) -> None:
+    with open("/dev/full", "wb") as full:
+        assert subprocess.run([sys.executable, "-m", "snapcore.cli", *args], stderr=full, check=False).returncode == code
+
+
 @pytest.mark.parametrize("args", [("--help",), ("--version",), ("capture", "--help")])
 def test_help_onto_a_full_disk_fails_in_one_line(args: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "snapcore.cli", *args]

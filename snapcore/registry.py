@@ -46,6 +46,13 @@ def _checked(address: str, what: str) -> str:
             code=Code.INVALID_REQUEST,
             hint="Name a folder, '.' for the present one.",
         )
+    if (address == "~" or address.startswith("~/")) and os.path.expanduser(address) == address:
+        # taken for a folder called ~, what is kept there would be found only from where it was made
+        raise SnapshotError(
+            f"The address of the {what} begins at the home folder, and this user has none.",
+            code=Code.INVALID_REQUEST,
+            hint="Set HOME, or name a folder that begins with / or ./ instead.",
+        )
     return address
 
 

@@ -103,11 +103,14 @@ class SqliteDatabase(Database):
             code, what = Code.STORE_FULL, "cannot be used on a full disk"
         if number & 0xFF == sqlite3.SQLITE_ERROR and str(error.orig).endswith("already exists"):
             code, what = Code.WRONG_DATABASE, "holds tables of something else"
+        if number & 0xFF == sqlite3.SQLITE_ERROR and str(error.orig).startswith(("no such table", "no such column")):
+            code, what = Code.DAMAGED, "lacks a table or a column"
         hint = {
             Code.WRONG_DATABASE: "Give the repository a database of its own.",
             Code.READ_ONLY: "Make it writable, or only read.",
             Code.STORE_FULL: "Make room, then try again.",
-            Code.DAMAGED: "Put a copy of it back.",
+            Code.DAMAGED: "Put a copy of it back; without one, move it away: 'snapcore repair' makes a new one from the packs.",
+            Code.ACCESS_DENIED: "Check the permissions of the file and of its folder.",
             Code.STORE_UNAVAILABLE: "Try again later." if retryable else "",
         }.get(code, "")
         return RepositoryError(f"The database {self.url} {what}.", code=code, hint=hint, retryable=retryable)

@@ -157,6 +157,24 @@ def test_an_address_that_can_be_no_folder(made: Run) -> None:
         assert "[INVALID_WORKSPACE]" in made(*command, "file:///a%00b", "--thread", "t", code=1).stderr
 
 
+def test_a_user_without_a_home_folder_gets_none_called_after_its_sign(
+    made: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    before = sorted(os.listdir(tmp_path))
+    for place in ("~", "~/work"):
+        assert "this user has none. [INVALID_REQUEST]" in made("restore", place, "--thread", "t", code=1).stderr
+    monkeypatch.delenv("SNAPCORE_REPO")
+    for command in (("init",), ("list", "--thread", "t")):
+        assert "Set HOME" in made(*command, code=2).stderr
+    assert sorted(os.listdir(tmp_path)) == before
+
+
 def test_an_unknown_sandbox_scheme(run: Run) -> None:
     run("init")
     assert "[UNKNOWN_SCHEME]" in run("capture", "nowhere://x", "--thread", "t", code=1).stderr
@@ -188,7 +206,7 @@ def test_a_foreign_file_in_the_place_of_the_database(run: Run, repo: Path) -> No
     for path in repo.glob("*.db*"):
         path.write_bytes(b"no database at all, but long enough to be looked at as one" * 99)
     outcome = run("list", "--thread", "t", code=1)
-    assert "Traceback" not in outcome.stderr
+    assert "snapcore repair" in outcome.stderr
     with pytest.raises(sqlite3.DatabaseError):
         sqlite3.connect(next(iter(repo.glob("*.db")))).execute("SELECT * FROM sqlite_master")
 

@@ -1,6 +1,7 @@
 """What only the SQL store has to show: files, schemas, and what goes wrong with them."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -153,6 +154,14 @@ async def test_damage_inside_the_file_is_told(store: SqlCheckpointStore, path: P
         await damaged.head("thread")
     assert code_of(caught) is Code.DAMAGED
     await damaged.close()
+
+
+async def test_a_table_that_is_gone_is_damage(store: SqlCheckpointStore, path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("DROP TABLE checkpoints")
+    with pytest.raises(RepositoryError) as caught:
+        await store.head("thread")
+    assert code_of(caught) is Code.DAMAGED
 
 
 async def test_a_lock_that_is_held_too_long_is_told_and_worth_a_retry(store: SqlCheckpointStore, path: Path) -> None:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from snapcore.errors import Code, SnapcoreError, SnapshotError, printable
 
+from .progress import progress
 from .runtime import Invocation, UsageError, interruptible, resolve
 
 if TYPE_CHECKING:
     from snapcore.model import Checkpoint
+    from snapcore.protocols import ProgressCallback
     from snapcore.repository import Repository
     from snapcore.sandboxes import ExecResult, SandboxHandle
     from snapcore.selection import FilePolicy
@@ -32,7 +34,9 @@ class _Place(Protocol):
 
     async def exec(self, *words: Any, **options: Any) -> "ExecResult | ExecOutcome": ...
 
-    async def checkpoint(self, label: str | None, *, skip_unchanged: bool) -> "Checkpoint": ...
+    async def checkpoint(
+        self, label: str | None, *, skip_unchanged: bool, on_progress: "ProgressCallback | None"
+    ) -> "Checkpoint": ...
 
 
 class _Unrecorded:
@@ -50,10 +54,13 @@ class _Unrecorded:
         result: ExecResult = await self.handle.exec(words, max_output=0, **options)
         return result
 
-    async def checkpoint(self, label: str | None, *, skip_unchanged: bool) -> "Checkpoint":
+    async def checkpoint(
+        self, label: str | None, *, skip_unchanged: bool, on_progress: "ProgressCallback | None"
+    ) -> "Checkpoint":
         """Capture the sandbox; with `skip_unchanged` the head is returned when it is the same."""
         assert self._repo is not None
-        return await self._repo.capture(self.handle, label=label, skip_unchanged=skip_unchanged, **self._capture)
+        how = {**self._capture, "label": label, "skip_unchanged": skip_unchanged, "on_progress": on_progress}
+        return await self._repo.capture(self.handle, **how)
 
 
 @dataclass(slots=True)
@@ -76,6 +83,7 @@ class Job:
     take_over: bool
     wait: float | None
     _told: dict[str, Any] = field(default_factory=dict)
+    _unfinished: bool = False  # the command wrote to a terminal, and no line break in the end
 
     async def run(self) -> int:
         """Do it all; the command's exit code."""
@@ -135,12 +143,13 @@ class Job:
         if self.restore is not None:
             assert self.thread is not None
             found = await resolve(repo, self.restore, self.thread)
-            await repo.restore(place.handle, thread_id=self.thread, checkpoint_id=found.id)
+            with progress(self.invocation, "restore") as on_progress:
+                await repo.restore(place.handle, thread_id=self.thread, checkpoint_id=found.id, on_progress=on_progress)
             self._told["restored_id"] = found.id
 
     async def _command(self, place: _Place) -> int:
         try:
-            result = await place.exec(self.words, on_output=_hand_on, **self.options)
+            result = await place.exec(self.words, on_output=self._hand_on, **self.options)
         except _OutputError as error:
             raise error.cause from None
         except SnapcoreError as error:
@@ -155,7 +164,8 @@ class Job:
         return result.exit_code
 
     async def _checkpoint(self, place: _Place, key: str, label: str | None, *, skip_unchanged: bool = False) -> None:
-        made = await place.checkpoint(label, skip_unchanged=skip_unchanged)
+        with progress(self.invocation, "checkpoint", first=self._finish_line) as on_progress:
+            made = await place.checkpoint(label, skip_unchanged=skip_unchanged, on_progress=on_progress)
         self._told[key] = made.id
         if self.invocation.tells:
             when = "before" if key == "before_id" else "after"
@@ -163,8 +173,28 @@ class Job:
 
     def _say(self, line: str) -> None:
         """A line on stderr: stdout is the command's."""
+        self._finish_line()
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
+
+    def _hand_on(self, stream: str, piece: bytes) -> None:
+        """Output as it comes, byte for byte. When nobody reads it any more, or a signal comes while it is read slowly, the
+        command is ended."""
+        target = sys.stdout if stream == "stdout" else sys.stderr
+        try:
+            with interruptible():
+                target.flush()
+                _write(target, piece)
+        except OSError as error:
+            raise _OutputError(error) from error
+        if piece and target.isatty():
+            self._unfinished = not piece.endswith(b"\n")
+
+    def _finish_line(self) -> None:
+        """Before anything else is told on a terminal: end the line that the command left there."""
+        if self._unfinished and sys.stderr.isatty():
+            sys.stderr.write("\n")
+        self._unfinished = False
 
 
 @contextlib.asynccontextmanager
@@ -185,18 +215,6 @@ class _OutputError(Exception):
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
         self.cause = cause
-
-
-def _hand_on(stream: str, piece: bytes) -> None:
-    """Output as it comes, byte for byte. When nobody reads it any more, or a signal comes while it is read slowly, the command
-    is ended."""
-    target = sys.stdout if stream == "stdout" else sys.stderr
-    try:
-        with interruptible():
-            target.flush()
-            _write(target, piece)
-    except OSError as error:
-        raise _OutputError(error) from error
 
 
 def _write(target: TextIO, piece: bytes) -> None:

@@ -36,9 +36,12 @@ LEAST_BAR: Final = 8
 
 
 @contextmanager
-def progress(invocation: Invocation, what: str) -> "Iterator[Callable[[Progress], None] | None]":
-    """The callback to hand to the work; None when nobody would see it. What was drawn is gone when the block ends."""
-    shown = _chosen(invocation, what)
+def progress(
+    invocation: Invocation, what: str, *, first: Callable[[], None] | None = None
+) -> "Iterator[Callable[[Progress], None] | None]":
+    """The callback to hand to the work; None when nobody would see it. What was drawn is gone when the block ends. `first` is
+    called before anything is shown."""
+    shown = _chosen(invocation, what, first or _nothing)
     if shown is None:
         yield None
         return
@@ -48,14 +51,18 @@ def progress(invocation: Invocation, what: str) -> "Iterator[Callable[[Progress]
         shown.stop()
 
 
-def _chosen(invocation: Invocation, what: str) -> "_Lines | _Drawn | None":
+def _nothing() -> None:
+    """There is nothing to do before anything is shown."""
+
+
+def _chosen(invocation: Invocation, what: str, first: Callable[[], None]) -> "_Lines | _Drawn | None":
     if invocation.quiet or invocation.progress == "none":
         return None
     on_terminal = sys.stderr.isatty()
     if on_terminal and invocation.progress == "auto" and os.environ.get("TERM") != "dumb":
-        return _Drawn(what)
+        return _Drawn(what, first)
     if on_terminal or invocation.progress == "plain":
-        return _Lines(what, LINE_SECONDS if on_terminal else LOG_SECONDS)
+        return _Lines(what, LINE_SECONDS if on_terminal else LOG_SECONDS, first)
     return None
 
 
@@ -129,8 +136,9 @@ def fitting(words: list[str], columns: int) -> str:
 class _Lines:
     """Lines, one now and then."""
 
-    def __init__(self, what: str, seconds: float) -> None:
+    def __init__(self, what: str, seconds: float, first: Callable[[], None]) -> None:
         self._seconds = seconds
+        self._first = first
         now = time.monotonic()
         self._course = Course(what, now)
         self._due = now + PATIENCE
@@ -153,6 +161,8 @@ class _Lines:
         words = self._course.words(now)
         line = ", ".join([words[0], *([f"{share:.0%}"] if share is not None else []), *words[1:]])
         if line != self._told:
+            if not self._told:
+                self._first()
             self._told = line
             _write(line + "\n")
 
@@ -168,9 +178,10 @@ def _write(text: str) -> None:
 class _Drawn:
     """One line at the bottom of a terminal, drawn again and again."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, first: Callable[[], None]) -> None:
         now = time.monotonic()
         self._began = now
+        self._first = first
         self._course = Course(what, now)
         self._live: Live | None = None
 
@@ -178,6 +189,7 @@ class _Drawn:
         now = time.monotonic()
         self._course.update(report, now)
         if self._live is None and now - self._began >= PATIENCE:
+            self._first()
             self._live = _live(self._course)
 
     def stop(self) -> None:

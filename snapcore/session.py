@@ -20,6 +20,7 @@ from .operations import checkpoint_operation, exec_operation, inner_path, write_
 from .outputs import Writable, output_callback, read_output, settle_output, without_secrets
 from .placement import refuse_own_files
 from .playback import Playback
+from .protocols import ProgressCallback
 from .recording import Recorder, new_event_id
 from .replay import Recorded, describe
 from .sandboxes import (
@@ -260,12 +261,14 @@ class Session:
         artifacts: Mapping[str, bytes] | None = None,
         run_id: str | None = None,
         skip_unchanged: bool = False,
+        on_progress: ProgressCallback | None = None,
     ) -> Checkpoint:
         """Capture the sandbox as the next checkpoint of the thread; at its recorded place, return the one that was made then.
 
         `native` takes the provider's own snapshot too, from which a resume on that provider starts: it holds what lies outside of
         the captured roots. `conversation`, `artifacts` and `run_id` are saved with the checkpoint, as by `Repository.capture`.
-        `skip_unchanged` returns the thread's newest checkpoint when its content is the same.
+        `skip_unchanged` returns the thread's newest checkpoint when its content is the same. `on_progress` is told how far the
+        capture is.
         """
         async with self._working():
             operation = checkpoint_operation(self._options.redactor, label)
@@ -280,6 +283,7 @@ class Session:
                 artifacts=artifacts,
                 run_id=run_id,
                 skip_unchanged=skip_unchanged,
+                on_progress=on_progress,
             )
 
     async def list_checkpoints(self) -> list[Checkpoint]:
@@ -490,6 +494,7 @@ class Session:
         run_id: str | None = None,
         wait: float | None = None,
         skip_unchanged: bool = False,
+        on_progress: ProgressCallback | None = None,
     ) -> Checkpoint:
         """Capture; a sandbox that is paused is opened for it, and paused again. The ledger says so in the same transaction.
 
@@ -526,6 +531,7 @@ class Session:
                 checkpoint_id=checkpoint_id,
                 allow_any_root=self._options.allow_any_root,
                 event=(self._recorder.claim, event),
+                on_progress=on_progress,
             )
             report = await capture(self._engine, request)
             place = self.step, report.checkpoint.id

@@ -258,6 +258,22 @@ def test_an_error_stands_alone(made: Run, terminal: Callable[[int], Terminal], t
     assert b"[INVALID_ARCHIVE]" in last
 
 
+@pytest.mark.parametrize("options", [[], ["--no-record"]])
+def test_around_a_command_it_does_not_touch_what_the_command_wrote(
+    made: Run, terminal: Callable[[int], Terminal], tree: Path, options: list[str]
+) -> None:
+    screen = terminal(80)
+    words = ["--before", "--restore", "one", "--checkpoint", "--", "sh", "-c", "echo >changed; printf unfinished >&2"]
+    screen.run("exec", str(tree), "--thread", "t", "--no-stdin", *options, *words)
+    before, after = screen.shown.split(b"unfinished")
+    assert [line for line in plain(before) if line.startswith("restore")]
+    assert [line for line in plain(before) if line.startswith("checkpoint")]
+    assert [line for line in plain(after) if line.startswith("checkpoint")]
+    assert after.startswith(b"\r\n")
+    assert after.rpartition(b"\x1b[2K")[2].strip().endswith(b"after the command")
+    assert before.rpartition(b"\x1b[2K")[2].strip() == b""  # the line of before is gone
+
+
 def test_an_interruption_leaves_a_clean_line(made: Run, terminal: Callable[[int], Terminal]) -> None:
     """Also while an archive comes in, which is before anything else of an import."""
     screen = terminal(80)

@@ -22,8 +22,10 @@ class SignalError(Exception):
 
 
 async def with_signals(work: Callable[[], Awaitable[int]]) -> int:
-    """Do the work; SIGINT and SIGTERM cancel it, so that its lease is given up. A second one ends the process at once."""
+    """Do the work; SIGINT and SIGTERM cancel it, so that its lease is given up. A second one ends the process at once. When the
+    work is done, they do what they did before: nothing is held any more."""
     loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
     task = asyncio.ensure_future(work())
     _caught.clear()
 
@@ -46,6 +48,10 @@ async def with_signals(work: Callable[[], Awaitable[int]]) -> int:
         if _caught:
             raise SignalError(_caught[0]) from None
         raise
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)  # which would, when the loop is closed, put Python's own in its place
+            signal.signal(number, handler)
 
 
 @contextmanager

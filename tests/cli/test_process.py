@@ -94,6 +94,14 @@ def test_a_signal_that_comes_just_before_something_blocks_ends_it_too(number: si
     assert caught.value.number == number
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_when_all_is_done_ends_the_process_quietly(number: signal.Signals) -> None:
+    late = f"import os; leave = os._exit; os._exit = lambda code: (os.kill(os.getpid(), {number:d}), leave(code))"
+    script = f"{late}; import snapcore.cli.main as m; m.run()"
+    done = subprocess.run([sys.executable, "-c", script, "config", "--no-config", "-q"], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-number, b"", b"")  # a shell has 130 and 143 for these
+
+
 def test_a_reader_that_goes_away_is_no_error_to_talk_about(run: Run, tree: Path) -> None:
     run("init")
     for number in range(3000):

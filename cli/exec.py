@@ -130,8 +130,12 @@ async def exec_(
             raise UsageError("There is no sandbox.", hint="Name a folder or an address, or a thread that has one: --thread.")
         if always and not (checkpoint or label):
             raise UsageError("--always says when a checkpoint is made.", hint="Add --checkpoint.")
-        if step is not None and step < 0:
-            raise UsageError("--step takes a number that is not negative.")
+        if step is not None and not 0 <= step < 2**63:
+            raise UsageError("--step takes a number that is not negative, and below 2^63.")
+        if label is not None:  # the checkpoint that it is for is made when the command has run
+            from snapcore.model import validate_text
+
+            validate_text(label, "A label", code=Code.INVALID_ENTRY)
         check_wait(wait)
         secrets = invocation.secrets(secret_env, secret_file, secret_command)
         named = {each.partition("=")[0] for given in (secret_env, secret_file, secret_command) for each in given or ()}

@@ -44,6 +44,7 @@ __all__ = ["LocalProvider", "LocalSandbox", "connect"]
 NAME: Final = "file"
 ABILITIES: Final = Abilities(create=True, destroy=True, exec=True, binary_pipes=True)
 PIECE: Final = 1 << 20
+NOT_RUN: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.ENAMETOOLONG, errno.ELOOP)
 
 _FOLDER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
 _DYING: Final = ".destroyed."
@@ -118,14 +119,14 @@ class LocalSandbox:
         kept, sink = keeping(max_output, on_output)
         try:
             code = await self._processes.run(words, stdin, sink, timeout=timeout, cwd=folder, env=settings, **options)
-        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        except OSError as error:
+            if error.errno not in NOT_RUN:
+                raise cannot_start(words[0], error) from error
             self._check_open()
             # as a shell says it; Python does not tell which of the two it was
             what = f"{os.fsdecode(error.filename or words[0])}: {error.strerror}\n"
             sink("stderr", os.fsencode(what))
             return kept.result(127 if isinstance(error, FileNotFoundError) else 126)
-        except OSError as error:
-            raise cannot_start(words[0], error) from error
         self._check_open()
         return kept.result(code)
 

@@ -99,6 +99,8 @@ def test_where_and_with_what_it_runs(run: Run, tree: Path, monkeypatch: pytest.M
         ("{tree}", "--restore", "latest", "--", "true"),
         ("{tree}", "--thread", "t", "--always", "--", "true"),
         ("{tree}", "--thread", "t", "--step", "-1", "--", "true"),
+        ("{tree}", "--thread", "t", "--step", str(2**63), "--", "true"),
+        ("{tree}", "--thread", "t", "--label", "a\nb", "--", "touch", "ran"),
         ("{tree}", "--thread", "t", "--wait", "nan", "--", "true"),
         ("--thread", "t", "--no-record", "--", "true"),
         ("{tree}", "--timeout", "soon", "--", "true"),
@@ -116,6 +118,8 @@ def test_what_fails_before_the_command_ends_with_125(run: Run, tree: Path, words
     outcome = run("exec", *(word.replace("{tree}", str(tree)) for word in words), code=NOT_RUN)
     assert outcome.stdout == b""
     assert outcome.stderr
+    assert not (tree / "ran").exists()
+    run("exec", str(tree), "--thread", "t", "--", "true")  # nothing has hold of the thread
 
 
 def test_errors_are_typed(run: Run, tree: Path) -> None:
@@ -123,9 +127,11 @@ def test_errors_are_typed(run: Run, tree: Path) -> None:
     assert (error["message_type"], error["code"]) == ("error", "NO_SANDBOX")
 
 
-@pytest.mark.parametrize(("word", "code"), [("./surely-not-there", 127), ("./notes.txt", 126)])
-def test_a_command_that_cannot_be_run(run: Run, tree: Path, word: str, code: int) -> None:
-    (tree / "notes.txt").chmod(0o644)
+@pytest.mark.parametrize(
+    ("word", "mode", "code"), [("./surely-not-there", 0o644, 127), ("./notes.txt", 0o644, 126), ("./notes.txt", 0o755, 126)]
+)
+def test_a_command_that_cannot_be_run(run: Run, tree: Path, word: str, mode: int, code: int) -> None:
+    (tree / "notes.txt").chmod(mode)
     assert word in run("exec", str(tree), "--", word, code=code).stderr
 
 

@@ -147,7 +147,9 @@ def _without_credentials(message: str, words: Sequence[str]) -> str:
 def _meant(typed: str, known: Sequence[str]) -> str:
     import difflib
 
-    likely = difflib.get_close_matches(typed, known, cutoff=SIMILAR) or [name for name in known if typed and name.startswith(typed)]
+    if not typed:  # which all begin with
+        return ""
+    likely = difflib.get_close_matches(typed, known, cutoff=SIMILAR) or [name for name in known if name.startswith(typed)]
     return f" Did you mean {' or '.join(likely)}?" if likely else ""
 
 

@@ -9,7 +9,7 @@ from snapcore.durations import parse_duration
 from .options import DryRun, Wait
 from .output import count, moment, print_json, print_line, print_table, short_ids, size
 from .progress import progress
-from .runtime import Exit, Invocation, UsageError, command, usage_errors
+from .runtime import Exit, Invocation, UsageError, check_wait, command, usage_errors
 
 if TYPE_CHECKING:
     from snapcore.collecting import GcReport, PackFate, Repack
@@ -70,6 +70,7 @@ async def forget(
     """Remove the checkpoints that no rule keeps. The newest always stays; what is labelled stays unless you say otherwise."""
     if (thread is None) != every:
         raise UsageError("Name a thread with --thread, or say --all.", hint="Nothing was forgotten.")
+    check_wait(wait)
     async with invocation.repository() as repo:
         with usage_errors(), progress(invocation, "forget") as on_progress:
             report = await repo.forget(

@@ -29,6 +29,7 @@ EXAMPLES: Final = {
         "snapcore cron status --runs 20",
     )
 }
+MOST_RUNS: Final = 2**63 - 1  # what a database can count
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -55,7 +56,7 @@ async def cron_status(
     plan, since = _plan(invocation)
     async with invocation.repository() as repo:
         last = await repo.checkpoints.last_runs()
-        listed = None if runs is None else await _newest(repo.checkpoints, job, runs)
+        listed = None if runs is None else await _newest(repo.checkpoints, job, min(runs, MOST_RUNS))
     now = datetime.datetime.now(datetime.UTC)
     found = judge(last, plan, now=now, since=since)
     if job:
@@ -63,7 +64,7 @@ async def cron_status(
         unknown = [name for name in job if name not in known]
         if unknown:
             raise UsageError(
-                f"There is no job {printable(unknown[0])!r}: it has no run, and is in no jobs file.",
+                f"There is no job '{printable(unknown[0])}': it has no run, and is in no jobs file.",
                 hint=f"There are: {', '.join(map(printable, sorted(known))) or 'none'}.",
             )
         found = [status for status in found if status.job in job]

@@ -69,6 +69,7 @@ def secret_sources(variables: list[str] | None, files: list[str] | None, command
     `INVALID_REQUEST` for one that does not have its option's form."""
     if not (variables or files or commands):
         return {}
+    from snapcore.redaction_hooks import checked_name
     from snapcore.settings import SecretSource
 
     found = {name: SecretSource(env=name) for name in variables or ()}
@@ -78,6 +79,8 @@ def secret_sources(variables: list[str] | None, files: list[str] | None, command
     for given in commands or ():
         name, words = _pair(given, "--secret-command takes NAME=COMMAND.")
         found[name] = SecretSource(command=words)
+    for name in found:
+        checked_name(name, "a secret")
     return found
 
 

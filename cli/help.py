@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from .app import Group
 from .options import COMMON
 
 __all__ = [
@@ -98,9 +99,11 @@ def help_(
 
 def _named(ctx: Any, word: str) -> Any:
     """The context of the command of that name below `ctx`; the one of a group has commands."""
-    found = ctx.command.get_command(ctx, word) if hasattr(ctx.command, "get_command") else None
-    if found is None:
+    if not isinstance(ctx.command, Group):
         return ctx.fail(f"No such command {word!r}.")
+    found = ctx.command.get_command(ctx, word)
+    if found is None:
+        return ctx.command.resolve_command(ctx, [word])  # raises, and says what may have been meant
     return typer.Context(found, info_name=word, parent=ctx, **found.context_settings)
 
 

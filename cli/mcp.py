@@ -53,20 +53,24 @@ async def mcp(
     if every < 1:
         raise UsageError("--every is a number of changes, at least 1.")
     check_wait(wait)
+
+    def fork_to(_: "Checkpoint | None" = None) -> str:
+        prefix = f"{thread}-fork-" if fork_prefix is None else fork_prefix
+        return prefix + random.token_hex(4)
+
     import snapcore
     from snapcore.integrations.agent_tools import AgentTools
     from snapcore.integrations.coding_tools import CodingTools
     from snapcore.integrations.mcp_server import serve_stdio
     from snapcore.integrations.tool_schemas import Toolset
-
-    def fork_to(_: "Checkpoint") -> str:
-        prefix = f"{thread}-fork-" if fork_prefix is None else fork_prefix
-        return prefix + random.token_hex(4)
+    from snapcore.model import validate_thread_id
 
     def tell(report: "CheckpointReport") -> None:
         if not invocation.quiet:
             sys.stderr.write(f"checkpoint {report.outcome}: {report.checkpoint_id or report.message}\n")
 
+    if fork_prefix is not None:
+        validate_thread_id(fork_to())  # now, and not when the agent forks
     hidden = invocation.secrets(secret_env, secret_file, secret_command)
     how: dict[str, Any] = {"wait": wait, "policy": invocation.policy()}
     async with AsyncExitStack() as opened:

@@ -6,7 +6,7 @@ import typer
 
 from .options import Debug, Json, Quiet
 from .output import print_json, print_line, print_table, size
-from .runtime import Exit, Invocation, run_command
+from .runtime import Exit, Invocation, address_errors, run_command
 
 if TYPE_CHECKING:
     from snapcore.stores.probe import ProbeReport
@@ -33,7 +33,8 @@ def store_test(
 async def _test(invocation: Invocation, address: str) -> int:
     from snapcore.stores.probe import probe
 
-    report = await probe(address)
+    with address_errors():
+        report = await probe(address)
     if invocation.json:
         print_json(_fields(report))
     elif invocation.tells or not report.ok:

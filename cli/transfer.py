@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from snapcore.errors import printable
+
 from .capture import tell_report
 from .options import (
     Everything,
@@ -82,6 +84,10 @@ async def export(
     The same checkpoint gives the same bytes. A FILE is there whole, or as it was before. Without -o the archive goes to stdout;
     what --json and -v say goes to stderr then.
     """
+    from snapcore.transfer_output import FORMATS
+
+    if format_ is not None and format_ not in FORMATS:
+        raise UsageError(f"There is no format {printable(format_)}.", hint=f"Known: {', '.join(FORMATS)}.")
     to_stdout = output == STANDARD
     if to_stdout and sys.stdout.isatty():
         raise UsageError("An archive is not for a terminal.", hint="Name a file with -o, or lead stdout elsewhere.")
@@ -193,6 +199,8 @@ async def import_(
         on_unsupported=on_unsupported,
     )
     check_wait(wait)
+    if max_unpacked_bytes is not None and max_unpacked_bytes < 1:
+        raise UsageError("--max-unpacked-bytes takes a number above 0.")
     hidden = invocation.secrets(secret_env, secret_file, secret_command)
     started = time.monotonic()
     async with invocation.repository() as repo:

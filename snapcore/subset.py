@@ -57,7 +57,7 @@ def parse_subset(text: str) -> Subset:
     elif (match := _SIZE.fullmatch(text)) and int(match[1]):
         return Subset(size=int(match[1]) * _UNITS[match[2]])
     raise SnapshotError(
-        f"{printable(text)!r} is no part of the data.",
+        f"'{printable(text)}' is no part of the data.",
         code=Code.INVALID_REQUEST,
         hint="Give a share (5%), a part (2/7 is the second of seven), or a size (500M).",
     )

@@ -40,7 +40,7 @@ def expression(entry: Entry, zone: ZoneInfo) -> str:
         return _interval(entry.name, schedule.seconds)
     if not _same_times(schedule, zone):
         raise refused(
-            f"Job {printable(entry.name)!r} goes by the time of {schedule.zone.key}, and cron by that of this machine.",
+            f"Job '{printable(entry.name)}' goes by the time of {schedule.zone.key}, and cron by that of this machine.",
             "Write the job's cron and timezone for this machine's time zone, or use --systemd, which knows time zones.",
         )
     return _portable(schedule)
@@ -94,7 +94,7 @@ def _interval(name: str, seconds: float) -> str:
     longer = min((each for each in INTERVALS if each > seconds), default=None)
     nearest = " or ".join(_told(each) for each in (shorter, longer) if each is not None)
     raise refused(
-        f"Job {printable(name)!r} runs every {_told(int(seconds))}, which cron cannot do.",
+        f"Job '{printable(name)}' runs every {_told(int(seconds))}, which cron cannot do.",
         f"The nearest that it can are {nearest}; or write cron = ..., or use --systemd."
         if " or " in nearest
         else f"The nearest that it can is {nearest}; or write cron = ..., or use --systemd.",

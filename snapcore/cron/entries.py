@@ -52,7 +52,7 @@ def check_text(words: Sequence[str], what: str, forbidden: str = "") -> None:
         found = [ch for ch in word if ch in forbidden or ch < " " or ch == "\x7f" or "\ud800" <= ch <= "\udfff"]
         if found:
             raise refused(
-                f"{printable(word)!r} holds {printable(found[0])!r}, which {what} cannot hold.",
+                f"'{printable(word)}' holds '{printable(found[0])}', which {what} cannot hold.",
                 "Rename the file or the job, or put snapcore elsewhere.",
             )
 

@@ -99,7 +99,7 @@ class _Reader:
         unknown = sorted(set(only) - set(settings.jobs) - {GC})
         if unknown:
             raise SnapshotError(
-                f"{self._file}: there is no job {printable(unknown[0])!r}.",
+                f"{self._file}: there is no job '{printable(unknown[0])}'.",
                 code=Code.INVALID_REQUEST,
                 hint=f"It has: {', '.join(map(printable, settings.jobs)) or 'none'}.",
             )
@@ -198,7 +198,7 @@ class _Reader:
     def _check_thread(self, table: str, name: str, job: JobSettings) -> None:
         for found in _FIELD.finditer(job.thread):
             if found[1] not in ("name", "job"):
-                raise self._wrong(table, "thread", f"holds {printable(found[0])!r}", "There are {name} and {job}.")
+                raise self._wrong(table, "thread", f"holds '{printable(found[0])}'", "There are {name} and {job}.")
         if job.select is not None and "{name}" not in job.thread:
             raise self._wrong(
                 table,
@@ -248,9 +248,10 @@ class _Reader:
     def _listen(self, text: str) -> tuple[str, int]:
         host, colon, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
-        if not colon or not (port.isascii() and port.isdigit()) or not int(port) <= 65535 or (":" in host and "[" not in text):
+        is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+        if not colon or not is_port or (":" in host and "[" not in text):
             raise self._wrong(
-                "[cron]", "listen", f"is {printable(text)!r}, not HOST:PORT", "Such as 127.0.0.1:9464 or [::1]:9464."
+                "[cron]", "listen", f"is '{printable(text)}', not HOST:PORT", "Such as 127.0.0.1:9464 or [::1]:9464."
             )
         return host or "127.0.0.1", int(port)
 

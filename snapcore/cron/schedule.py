@@ -132,7 +132,7 @@ def parse_zone(name: str, what: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (KeyError, OSError, ValueError):  # unknown, the name of a folder, no name at all
         raise SnapshotError(
-            f"{what} is {printable(name)!r}, which is no time zone that this machine knows.",
+            f"{what} is '{printable(name)}', which is no time zone that this machine knows.",
             code=Code.INVALID_REQUEST,
             hint="Write an IANA name such as Europe/Berlin or UTC; machines without time zones need the package tzdata.",
         ) from None
@@ -201,7 +201,7 @@ def _number(text: str, low: int, high: int, names: tuple[str, ...]) -> int:
 
 def _refused(what: str, text: str, why: str) -> SnapshotError:
     return SnapshotError(
-        f"{what} is {printable(text)!r}, which is no cron expression: {printable(why)}",
+        f"{what} is '{printable(text)}', which is no cron expression: {printable(why)}",
         code=Code.INVALID_REQUEST,
         hint="Such as '*/15 8-18 * * mon-fri' or @daily; L, W, # and ? are not part of cron.",
     )

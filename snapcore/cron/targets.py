@@ -86,7 +86,7 @@ def vanished(target: Target) -> SnapcoreError:
 
 def _unnamed(found: Found, error: SnapcoreError) -> SnapcoreError:
     return SnapshotError(
-        f"The name {printable(found.name)!r} makes no thread id: {error.message}", code=Code.INVALID_ID, hint="Rename it."
+        f"The name '{printable(found.name)}' makes no thread id: {error.message}", code=Code.INVALID_ID, hint="Rename it."
     )
 
 

@@ -112,10 +112,13 @@ def test_a_mistyped_word_is_answered_with_what_was_meant(run: Run) -> None:
         (["list", "--thred", "x"], "--thread"),
         (["capture", "--secret", "X"], "--secret-env"),
         (["--vrsion"], "--version"),
+        (["help", "captur"], "capture"),
+        (["help", "store", "tset"], "test"),
     ):
         error = run(*typed, code=2).stderr.splitlines()[-1]
         assert f"Did you mean {meant}" in error
-    assert "Did you mean" not in run("entirely-different", code=2).stderr
+    for typed in ("entirely-different", ""):
+        assert "Did you mean" not in run(typed, code=2).stderr
     assert "No such command" in run("help", "entirely-different", code=2).stderr
 
 

@@ -225,6 +225,10 @@ def test_what_is_not_in_the_form_of_an_option_is_not_repeated(project: Path, run
             outcome = run("capture", ".", option, wrong, code=2)
             assert form in outcome.stderr
             assert CANARY not in outcome.stderr
+    for command in (("capture", "."), ("config",), ("config", "--check", "--json")):
+        outcome = run(*command, "--secret-env", f"TOKEN={CANARY}", code=2)
+        assert "name of a secret" in outcome.stderr
+        assert CANARY not in outcome.stderr + outcome.text
 
 
 def test_a_found_file_runs_no_command_and_nothing_is_captured_without_its_secret(project: Path, run: Run) -> None:

@@ -67,10 +67,11 @@ def test_what_an_import_leaves_out_is_told(made: Run, tmp_path: Path) -> None:
     [
         (("export", "latest"), 2, "INVALID_REQUEST"),
         (("export", "nonesuch"), 1, "MISSING_CHECKPOINT"),
-        (("export", "one", "--format", "zip"), 1, "INVALID_REQUEST"),
+        (("export", "one", "--format", "zip"), 2, "INVALID_REQUEST"),
         (("export", "one", "-o", "/nonesuch/x"), 1, "INVALID_REQUEST"),
         (("import", "/nonesuch", "--thread", "u"), 1, "INVALID_REQUEST"),
         (("import", "/dev/null", "--thread", "u"), 1, "INVALID_ARCHIVE"),
+        (("import", "/dev/null", "--thread", "u", "--max-unpacked-bytes", "0"), 2, "INVALID_REQUEST"),
         (("import", "/dev/null", "--thread", "u", "--on-unsupported", "maybe"), 2, "INVALID_REQUEST"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 
 import snapcore
 from snapcore.chunking import CODEC_RAW, record_id
-from snapcore.errors import Code, RepositoryError, SnapshotError
+from snapcore.errors import Code, RepositoryError, SnapshotError, printable
 from snapcore.manifest import IndexPage, PageBuilder, build_index
 from snapcore.model import Checkpoint, Entry, Kind, PackWrite, RecordType
 from snapcore.packs import PackBuilder, pack_key
@@ -47,12 +47,13 @@ def test_a_share_or_a_size_is_chosen_at_random(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0%", "101%", "5", "%", "0/3", "4/3", "1/0", "-1/3", "1/3/3", "0M", "5 %", "1e1%", "٣%", "nan%", "5m"]
+    "text", ["", "0%", "101%", "5", "%", "0/3", "4/3", "1/0", "-1/3", "1/3/3", "0M", "5 %", "1e1%", "٣%", "nan%", "5m", "5\n%"]
 )
 def test_what_was_mistyped_is_refused(text: str) -> None:
     with pytest.raises(SnapshotError) as caught:
         parse_subset(text)
     assert caught.value.code == Code.INVALID_REQUEST
+    assert caught.value.message == f"'{printable(text)}' is no part of the data."
 
 
 async def test_a_part_reads_its_packs_alone(repo: Repository, make: Make, tmp_path: Path) -> None:

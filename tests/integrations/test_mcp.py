@@ -437,6 +437,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_served(repo: Path, ro
     assert run(*arguments(repo, "--coding")).returncode == 2
     assert run(*arguments(repo, "--allow-restore")).returncode == 2
     assert run(*arguments(repo, "--sandbox", str(root), "--coding", "--every", "0")).returncode == 2
+    assert run(*arguments(repo, "--fork-prefix", "a\nb")).returncode == 2
     assert run("-m", "snapcore.cli", "mcp", "--repo", str(repo)).returncode == 2
     assert run(*arguments(tmp_path / "none")).returncode == 10
     for done in (run(*arguments(repo, "--sandbox", "nothing://x")), run(*arguments(repo, "--json", "--sandbox", "nothing://x"))):

@@ -58,8 +58,9 @@ def translated(error: BaseException, sandbox_id: str, secrets: tuple[str, ...] =
     if isinstance(error, (e2b.SandboxNotFoundException, e2b.SandboxNotRunningException)):
         return gone(sandbox_id)
     if isinstance(error, e2b.AuthenticationException):
+        missing = str(error).startswith("API key is required")  # the client raised it, and asked nobody
         return ProviderError(
-            "E2B does not accept the key.",
+            "There is no key for E2B." if missing else "E2B does not accept the key.",
             code=Code.ACCESS_DENIED,
             hint="Set E2B_API_KEY, or pass `api_key`, of the team that the sandbox belongs to.",
         )

@@ -9,7 +9,7 @@ import msgspec
 
 from . import history
 from .engine import Engine
-from .errors import Code, SnapshotError
+from .errors import Code, SnapshotError, printable
 from .ledger import Event, EventKind, Operation, Point
 from .model import Checkpoint, validate_thread_id
 from .replay import Ledgers, Line
@@ -133,9 +133,9 @@ async def _source(engine: Engine, ledgers: Ledgers, line: Line | None, thread_id
             break
     if not found:
         raise SnapshotError(
-            f"Thread {thread_id!r} has no checkpoint at or before step {at_step}.",
+            f"Thread {printable(thread_id)} has no checkpoint at or before step {at_step}.",
             code=Code.MISSING_CHECKPOINT,
-            hint="'snapcore log' shows the steps of its checkpoints.",
+            hint=f"'snapcore log {printable(thread_id)}' shows the steps of its checkpoints.",
         )
     _, sequence, source = max(found, key=lambda item: item[:2])
     return source, sequence

@@ -100,7 +100,7 @@ def open_blobs(address: str) -> Any:
             code=Code.UNKNOWN_SCHEME,
             hint=f"A database goes beside it, by --database. {known}" if database else known,
         )
-    return opener(os.path.expanduser(rest) if scheme == "file" else f"{scheme}://{rest}")
+    return opener(f"{scheme}://{rest}" if _SCHEME.match(address) else rest)
 
 
 def open_database(url: str) -> Any:

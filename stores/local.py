@@ -16,7 +16,7 @@ from typing import Final
 
 from aiofiles.os import wrap
 
-from snapcore.errors import Code, RepositoryError, SnapcoreError, SnapshotError
+from snapcore.errors import Code, RepositoryError, SnapcoreError, SnapshotError, printable
 from snapcore.protocols import BlobInfo, Buffer
 
 from .keys import validate_key, validate_prefix, validate_range
@@ -135,6 +135,10 @@ class LocalBlobStore:
                 raise
             _sync_folder(os.path.dirname(path))
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+            if not os.path.isdir(self._root):
+                raise SnapshotError(
+                    f"{self.url} is no folder, and cannot become one.", code=Code.INVALID_REQUEST, hint="Name a folder."
+                ) from error
             raise SnapshotError(f"The key {key!r} is, or lies under, another blob's key.", code=Code.INVALID_REQUEST) from error
         except OSError as error:
             raise self._failure(f"The blob {key!r} cannot be stored", error) from error
@@ -213,8 +217,14 @@ class LocalBlobStore:
 
 
 def open_local(address: str) -> LocalBlobStore:
-    """The store in a folder, named by its path or as `file://` and its absolute path."""
-    return LocalBlobStore(address.removeprefix("file://"))
+    """The store in a folder, named by its path or as `file://` and its absolute path. Raises `SnapshotError` `INVALID_REQUEST`
+    when that is none: `file://` is followed by the name of a host elsewhere."""
+    path = address.removeprefix("file://")
+    if path != address and not path.startswith(("/", "~")):
+        raise SnapshotError(
+            f"{printable(address)} names no absolute path.", code=Code.INVALID_REQUEST, hint="Write file:///folder, or ./folder."
+        )
+    return LocalBlobStore(path)
 
 
 def _take(found: Iterator[BlobInfo]) -> list[BlobInfo]:

@@ -50,5 +50,7 @@ def test_what_it_lacks_is_listed_and_is_a_warning(stepped: Run) -> None:
 
 
 def test_a_step_before_the_first_checkpoint(stepped: Run) -> None:
-    assert "MISSING_CHECKPOINT" in stepped("fork", "--thread", "t", "--to", "u", "--at-step", "0", code=1).stderr
+    error = stepped("fork", "--thread", "t", "--to", "u", "--at-step", "0", code=1).stderr
+    assert "MISSING_CHECKPOINT" in error
+    assert "'snapcore log t' shows the steps" in error
     assert stepped("fork", "--thread", "t", "--to", "u", "--at-step", "1", "--checkpoint", "latest", code=2).stdout == b""

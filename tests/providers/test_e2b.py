@@ -59,6 +59,13 @@ async def test_without_the_client_the_error_says_what_to_install(monkeypatch: py
     assert caught.value.code == Code.MISSING_EXTRA
 
 
+async def test_without_a_key_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("E2B_API_KEY", raising=False)
+    with pytest.raises(ProviderError, match="no key") as caught:
+        await snapcore.connect("e2b://i0123456789")
+    assert caught.value.code == Code.ACCESS_DENIED
+
+
 async def test_the_client_is_imported_only_when_it_is_used() -> None:
     code = "import snapcore, sys, snapcore.providers.e2b; sys.exit('e2b' in sys.modules)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)

@@ -209,3 +209,13 @@ async def test_an_address_is_a_path_or_a_file_url(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     addresses = [f"file://{tmp_path}/blobs", f"{tmp_path}/blobs", "~/blobs", "blobs", "./blobs"]
     assert {open_local(address).url for address in addresses} == {f"file://{tmp_path}/blobs"}
+    with pytest.raises(SnapshotError, match="no absolute path"):
+        open_local("file://host/blobs")
+
+
+async def test_a_file_is_no_folder_for_blobs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(SnapshotError, match="is no folder") as caught:
+            await LocalBlobStore(root).put("a", b"x")
+        assert caught.value.code == Code.INVALID_REQUEST

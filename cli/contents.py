@@ -62,11 +62,12 @@ async def ls(
         checkpoint = await resolve(repo, spec, thread)
         if invocation.json:
             await print_json_array(_as_json(repo.ls(checkpoint, path, recursive=not flat, root=root)))
-        elif tree:
+        elif tree and invocation.tells:
             await _draw(repo.tree(checkpoint, path, root=root), path, long=long, human=human)
         else:
             async for entry in repo.ls(checkpoint, path, recursive=not flat, root=root):
-                print_line(_details(entry, human=human) + _text(entry, long=True) if long else path_text(entry.path))
+                if invocation.tells:
+                    print_line(_details(entry, human=human) + _text(entry, long=True) if long else path_text(entry.path))
     return Exit.DONE
 
 

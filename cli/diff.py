@@ -57,7 +57,7 @@ async def diff(
     paths: Annotated[
         list[str] | None, typer.Option("--paths", metavar="PATH", help="Only this path and what is under it. Repeatable.")
     ] = None,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="End with 1 when something differs.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="End with 1 when something differs, with 2 on failure.")] = False,
     root: Annotated[
         list[str] | None,
         typer.Option("--root", metavar="NAME=DIR", help="Where one of several captured folders is now. Repeatable."),

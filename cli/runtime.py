@@ -92,13 +92,19 @@ def command(
         flags = {name: each for name, each in given.items() if isinstance(each, str) and not _is_from_environment(ctx, name)}
         invocation = Invocation(json=json, quiet=quiet, verbose=verbose, debug=debug, flags=flags, no_config=no_config)
 
+        ended: list[int] = []
+
         async def work() -> int:
             _current.set(invocation)
             if needs_thread:
                 own["thread"] = invocation.thread()
-            return await function(invocation, **own)  # type: ignore[call-arg]
+            ended.append(await function(invocation, **own))  # type: ignore[call-arg]
+            return ended[0]
 
-        raise typer.Exit(run_command(invocation, work))
+        code = run_command(invocation, work)
+        if own.get("exit_code") and code == Exit.FAILED and code not in ended:
+            code = Exit.USAGE  # `diff --exit-code`: that something differs is told from trouble, as `diff` and `grep` tell it
+        raise typer.Exit(code)
 
     common = [p for p in inspect.signature(run).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     parameters = [*mine, *common]

@@ -97,6 +97,8 @@ def test_the_exit_code_tells_of_differences_when_asked(made: Run, tree: Path) ->
     made("diff", "label:first", "latest", "-t", "t", code=0)
     made("diff", "label:first", "latest", "-t", "t", "--exit-code", code=1)
     assert made("diff", "label:first", "latest", "-t", "t", "--exit-code", "-q", code=1).text == ""
+    for mode, code in ((), 1), (("--exit-code",), 2), (("--exit-code", "--json"), 2):  # a failure is no difference
+        assert "MISSING_CHECKPOINT" in made("diff", "latest", "absent", "-t", "t", *mode, code=code).stderr
     os.mkfifo(tree / "fifo")
     told = made("diff", "latest", str(tree), "-t", "t", code=3).text.splitlines()
     assert told == ["? fifo: a FIFO"]

@@ -97,6 +97,14 @@ def test_what_makes_the_exit_code_3_is_told_when_no_result_is_wanted(run: Run, t
     assert "left out: 1 path" in run("capture", str(tree), *skip[:-1], code=3).text
 
 
+def test_no_result_when_none_is_wanted(made: Run) -> None:
+    for words in ("ls latest", "ls latest --tree", "ls latest --long", "list", "show latest", "diff latest", "stats", "log t"):
+        args = words.split() if words.startswith(("stats", "log")) else [*words.split(), "-t", "t"]
+        outcome = made(*args, "-q")
+        assert outcome.stdout + outcome.stderr.encode() == b"", words
+    assert "INVALID_REQUEST" in made("ls", "latest:absent", "-t", "t", "-q", code=1).stderr
+
+
 def test_limits(run: Run, tree: Path) -> None:
     run("init")
     for limit in (("--max-files", "1"), ("--max-file-bytes", "10"), ("--max-total-bytes", "10")):

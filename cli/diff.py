@@ -11,7 +11,7 @@ from snapcore.errors import Code, SnapshotError
 
 from .contents import Place, split_place
 from .diff_output import change_fields, print_names, print_patch, print_skipped, print_stat
-from .options import OptionalThread, SecretCommand, SecretEnv, SecretFile
+from .options import AllowAnyRoot, OptionalThread, SecretCommand, SecretEnv, SecretFile
 from .output import path_fields, path_list, print_json, print_line
 from .progress import progress
 from .runtime import Exit, Invocation, UsageError, command, places, resolve
@@ -62,6 +62,7 @@ async def diff(
         list[str] | None,
         typer.Option("--root", metavar="NAME=DIR", help="Where one of several captured folders is now. Repeatable."),
     ] = None,
+    allow_any_root: AllowAnyRoot = False,
     secret_env: SecretEnv = None,
     secret_file: SecretFile = None,
     secret_command: SecretCommand = None,
@@ -90,7 +91,15 @@ async def diff(
                 names = ", ".join(each.name for each in first.roots)
                 raise UsageError(f"The checkpoint holds several folders: {names}.", hint="Say where each is: --root NAME=DIR.")
             with progress(invocation, "compare") as on_progress:
-                found = await repo.compare(first, address, roots=roots, paths=chosen, secrets=hidden, on_progress=on_progress)
+                found = await repo.compare(
+                    first,
+                    address,
+                    roots=roots,
+                    paths=chosen,
+                    secrets=hidden,
+                    allow_any_root=allow_any_root,
+                    on_progress=on_progress,
+                )
 
             def patches() -> "AsyncIterator[FilePatch]":
                 return repo.patches(found, first, address, roots=roots, secrets=hidden, context=unified)

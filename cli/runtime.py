@@ -223,4 +223,5 @@ async def resolve(repo: "Repository", spec: str, thread: str | None) -> "Checkpo
         thread = _current.get().effective("thread").value
         if thread is None:
             raise UsageError(f"'{spec}' needs a thread.", hint=THREAD_HINT)
-    return await repo.resolve(spec, thread)
+    with usage_errors():
+        return await repo.resolve(spec, thread)

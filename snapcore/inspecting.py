@@ -104,6 +104,7 @@ class Inspections:
         patterns: Sequence[RedactionPattern] = (),
         allow_short_secrets: bool = False,
         reread: bool = False,
+        allow_any_root: bool = False,
         on_progress: ProgressCallback | None = None,
     ) -> "Diff":
         """How a sandbox, as it is now, differs from a checkpoint: what a capture would find, without making one.
@@ -113,20 +114,25 @@ class Inspections:
         again is the same. What cannot be compared (unreadable, of a kind that a checkpoint cannot hold, left out by the capture)
         is in `skipped`, and never an error; so is what has one of the `secrets` in its name.
 
-        `policy` replaces the one saved with the checkpoint, on both sides. `workspace_root`, `roots` and `paths` are as in
-        `restore`. Memory grows with what differs, not with the tree.
+        `policy` replaces the one saved with the checkpoint, on both sides. `workspace_root`, `roots`, `paths` and
+        `allow_any_root` are as in `restore`. Memory grows with what differs, not with the tree.
 
         Raises `SnapshotError` (`MISSING_WORKSPACE`, `INVALID_WORKSPACE`, `POLICY_REQUIRED`, `INVALID_REQUEST` for what neither
         side has, `MISSING_BLOB`, `INVALID_BLOB`), `RepositoryError`, and `ProviderError`: `WORKSPACE_BUSY` when a restore into
         the sandbox is running or was cut short, which is left to the next capture or restore.
         """
+        from .capturing import guard_root
         from .comparing import CompareRequest, compare
 
         redactor = Redactor.build(secrets, hooks=hooks, patterns=patterns, allow_short=allow_short_secrets)
         async with opened_sandbox(sandbox) as handle:
+            places = restore_roots(handle, checkpoint, workspace_root, roots)
+            if not allow_any_root:
+                for workspace in places.values():
+                    guard_root(workspace.root)
             request = CompareRequest(
                 checkpoint=checkpoint,
-                roots=restore_roots(handle, checkpoint, workspace_root, roots),
+                roots=places,
                 redactor=redactor,
                 policy=policy,
                 paths=None if paths is None else tree_paths(paths),

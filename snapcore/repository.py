@@ -379,7 +379,9 @@ class Repository(Sessions, Transfers, Inspections):
             if found is None:
                 raise history.missing(thread_id, spec if label is not None else None)
             return found
-        found_many = await self.checkpoints.find(spec, thread_id) if spec else []
+        if not spec:
+            raise SnapshotError("No checkpoint is named.", code=Code.INVALID_REQUEST, hint="Say latest, label:L, or an id.")
+        found_many = await self.checkpoints.find(spec, thread_id)
         exact = [c for c in found_many if c.id == spec]
         if len(exact) == 1 or len(found_many) == 1:
             return (exact or found_many)[0]

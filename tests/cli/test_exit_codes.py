@@ -29,6 +29,10 @@ def test_usage(run: Run, tree: Path) -> None:
         ("restore", str(tree), "--thread", "t", "--verify", "never"),
         ("show", "latest"),
         ("show", "label:x"),
+        ("store", "test", "nowhere://x"),
+        ("store", "test", "file://host/x"),
+        ("store", "test", str(tree / "notes.txt")),
+        ("init", "--repo", str(tree / "notes.txt" / "x")),
     ):
         outcome = run(*wrong, code=2)
         assert outcome.stdout == b""
@@ -121,6 +125,9 @@ def test_roots_that_are_too_much(run: Run, tmp_path: Path, monkeypatch: pytest.M
     assert "[INVALID_WORKSPACE]" in run("capture", str(home), "--thread", "t", code=1).stderr
     assert "[INVALID_WORKSPACE]" in run("capture", "/", "--thread", "t", code=1).stderr
     run("capture", str(home), "--thread", "t", "--allow-any-root")
+    for place in (str(home), "~", "/"):
+        assert "[INVALID_WORKSPACE]" in run("diff", "latest", place, "--thread", "t", code=1).stderr
+    run("diff", "latest", "~", "--thread", "t", "--allow-any-root")
 
 
 def test_a_restore_that_has_nothing_to_restore_fails(run: Run, tree: Path) -> None:
@@ -253,11 +260,15 @@ def test_an_empty_value_is_a_variable_that_was_not_set(made: Run, tree: Path) ->
 def test_values_that_make_no_sense(made: Run, tree: Path) -> None:
     for wait in ("-1", "nan", "-inf"):
         assert "--wait" in made("capture", str(tree), "--thread", "t", "--wait", wait, code=2).stderr
+        assert "--wait" in made("forget", "--thread", "t", "--keep-last", "1", "--wait", wait, code=2).stderr
+    assert len(made("list", "--thread", "t", "--json").json) == 2
     made("capture", str(tree), "--thread", "t", "--wait", "0")
     twice = ("--root", f"a={tree}", "--root", f"a={tree / 'src'}")
     for command in ("capture", "restore"):
         assert "twice" in made(command, "--thread", "t", *twice, code=2).stderr
     assert "--secret-env" in made("restore", str(tree), "--thread", "t", "--reinject", code=2).stderr
+    for place in (("diff", "one", ":"), ("ls", ":src"), ("cat", ":notes.txt")):
+        assert "No checkpoint is named" in made(*place, code=2).stderr
 
 
 @pytest.mark.parametrize("value", ["", "short", "  short  "])

@@ -122,7 +122,16 @@ def new_checkpoint_id() -> str:
 
 
 def guard_root(path: str) -> None:
-    """Refuse `/` and home folders as workspace roots: that is hardly ever meant. Raises `SnapshotError` `INVALID_WORKSPACE`."""
+    """Refuse `/` and home folders as workspace roots, which hardly ever are meant, and a path that is no text, which could not be
+    stored. Raises `SnapshotError` `INVALID_WORKSPACE`."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise SnapshotError(
+            f"The path of the workspace is not UTF-8: {printable(path)}.",
+            code=Code.INVALID_WORKSPACE,
+            hint="Rename the folder, or name a link to it whose own path is UTF-8.",
+        ) from None
     plain = posixpath.normpath(path)
     real = os.path.realpath(plain)
     if _is_home(plain) or _is_home(real) or real == os.path.realpath(os.path.expanduser("~")):

@@ -172,6 +172,22 @@ def test_an_address_that_can_be_no_folder(made: Run) -> None:
         assert "[INVALID_WORKSPACE]" in made(*command, "file:///a%00b", "--thread", "t", code=1).stderr
 
 
+def test_a_workspace_whose_path_is_no_text_can_be_reached_by_a_link(made: Run, tmp_path: Path) -> None:
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    os.mkdir(odd)
+    for command in (
+        ("capture", odd),
+        ("restore", odd),
+        ("import", odd),
+        ("diff", "latest", odd),
+        ("capture", "--root", f"a={odd}"),
+    ):
+        assert "caf\\xe9. [INVALID_WORKSPACE]" in made(*command, "--thread", "t", code=1).stderr
+    (tmp_path / "link").symlink_to(odd)
+    made("restore", str(tmp_path / "link"), "--thread", "t")
+    assert "notes.txt" in os.listdir(odd)
+
+
 def test_a_user_without_a_home_folder_gets_none_called_after_its_sign(
     made: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

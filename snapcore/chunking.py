@@ -168,7 +168,7 @@ def decode_many(payloads: Sequence[tuple[Buffer, int, int, bytes]], record_type:
     """The raw content of each (payload, codec, raw size, expected id), in order, as `decode_payload` gives and refuses it. One
     call for the whole batch, outside the interpreter lock; contents may be views of a buffer that they share."""
     packed = [(payload, size) for payload, codec, size, _ in payloads if codec == CODEC_ZSTD]
-    if not packed or any(not 0 < size <= MAX_RECORD_BYTES >= len(payload) for payload, size in packed):
+    if not packed or not all(0 < size <= MAX_RECORD_BYTES >= len(payload) > 0 for payload, size in packed):
         return [decode_payload(payload, codec, size, record_type, i) for payload, codec, size, i in payloads]
     sizes = struct.pack(f"={len(packed)}Q", *[size for _, size in packed])
     try:

@@ -44,6 +44,15 @@ async def run(session: SandboxSession, script: str) -> str:
     return result.stdout.decode("utf-8", "surrogateescape")
 
 
+async def read(session: SandboxSession, script: str) -> str:
+    """What a script prints that changes nothing. Once in some hundred times on a busy machine, the SDK gives its exit code 0 and
+    no output."""
+    for _ in range(5):
+        if said := await run(session, script):
+            return said
+    return ""
+
+
 async def test_a_session_goes_on_in_a_new_container(engine: tuple[docker.DockerClient, str], tmp_path: Path) -> None:
     """Cases 4, 9, 12 and 16: with what the SDK alone could not put back, an absolute link to a folder and one that leads out."""
     service, image = engine
@@ -61,10 +70,10 @@ async def test_a_session_goes_on_in_a_new_container(engine: tuple[docker.DockerC
             await client.delete(session)
             session = await client.resume(client.deserialize_session_state(state))
             await session.start()
-            assert await run(session, "cat log") == "".join(f"{n}\n" for n in range(1, number + 1))
-        assert await run(session, "cat d/link d/absolute-folder/same; readlink d/absolute-folder") == "oneone../d\n"
-        assert await run(session, "stat -c %a d/run empty") == "751\n700\n"
-        names = (await run(session, "find . -print0")).split("\0")
+            assert await read(session, "cat log") == "".join(f"{n}\n" for n in range(1, number + 1))
+        assert await read(session, "cat d/link d/absolute-folder/same; readlink d/absolute-folder") == "oneone../d\n"
+        assert await read(session, "stat -c %a d/run empty") == "751\n700\n"
+        names = (await read(session, "find . -print0")).split("\0")
         assert "./d/odd\n\udcff" in names
         assert "./d/out" not in names
         history = await repo.list(session.state.snapshot.id)

@@ -281,6 +281,8 @@ def test_another_size_codec_type_or_id_is_refused() -> None:
         (payload, CODEC_RAW, len(raw), RecordType.CHUNK, rid),
         (raw, CODEC_ZSTD, len(raw), RecordType.CHUNK, rid),
         (payload, 2, len(raw), RecordType.CHUNK, rid),
+        (payload[:-1], codec, len(raw), RecordType.CHUNK, rid),
+        (b"", codec, len(raw), RecordType.CHUNK, rid),
         (payload, codec, len(raw), RecordType.PAGE, rid),
         (payload, codec, len(raw), RecordType.CHUNK, rid[:-1]),
         (payload, codec, len(raw), RecordType.CHUNK, b""),
@@ -294,6 +296,9 @@ def test_another_size_codec_type_or_id_is_refused() -> None:
                 [(payload, codec, len(raw), rid), (one, one_codec, size, one_id), (raw, CODEC_RAW, len(raw), rid)], record_type
             )
         assert among_others.value.code == Code.INVALID_BLOB
+        with pytest.raises(SnapshotError) as alone:
+            decode_many([(one, one_codec, size, one_id)], record_type)
+        assert str(alone.value) == str(error.value)
         if record_type == RecordType.CHUNK:
             assert str(among_others.value) == str(error.value)  # it tells of the record that is damaged
 

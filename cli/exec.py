@@ -147,7 +147,7 @@ async def exec_(
             words=[word[1:] for word in words],
             options={
                 "environment": _environment(env) | passed,
-                "cwd": cwd,
+                "cwd": cwd or ".",  # without one, it would start elsewhere where an address has a typing error
                 "user": user,
                 "timeout": None if timeout is None else parse_duration(timeout, "--timeout"),
                 "stdin": b"" if no_stdin else await _stdin(),

@@ -139,6 +139,12 @@ def test_a_folder_of_the_sandbox_that_is_not_there_is_named(run: Run, tree: Path
     assert "missing: No such file" in run("exec", str(tree), "--cwd", "missing", "--", "pwd", code=127).stderr
 
 
+def test_a_command_does_not_run_elsewhere_when_the_folder_of_the_address_is_not_there(run: Run, tmp_path: Path) -> None:
+    error = run("exec", f"exec:env {tmp_path}/absent", "--", "touch", str(tmp_path / "ran"), code=126).stderr
+    assert "absent" in error
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_command_that_a_signal_ends(run: Run, tree: Path) -> None:
     run("exec", str(tree), "--", "sh", "-c", "kill -TERM $$", code=128 + signal.SIGTERM)
 

@@ -117,8 +117,8 @@ def test_a_mistyped_word_is_answered_with_what_was_meant(run: Run) -> None:
     ):
         error = run(*typed, code=2).stderr.splitlines()[-1]
         assert f"Did you mean {meant}" in error
-    for typed in ("entirely-different", ""):
-        assert "Did you mean" not in run(typed, code=2).stderr
+    for unknown in ("entirely-different", ""):
+        assert "Did you mean" not in run(unknown, code=2).stderr
     assert "No such command" in run("help", "entirely-different", code=2).stderr
 
 

@@ -200,7 +200,7 @@ async def test_checkpoints_are_found_by_id_prefix_label_or_as_the_latest(memory_
         ("x", None, Code.AMBIGUOUS_ID),
         ("ab", "t", Code.AMBIGUOUS_ID),
         ("nope", "t", Code.MISSING_CHECKPOINT),
-        ("", "t", Code.MISSING_CHECKPOINT),
+        ("", "t", Code.INVALID_REQUEST),
         ("%", "t", Code.MISSING_CHECKPOINT),
         ("ab_", "t", Code.MISSING_CHECKPOINT),
         ("x2", "t", Code.MISSING_CHECKPOINT),

@@ -138,9 +138,11 @@ class CommandPipe:
             for pipe in () if transport is None else map(transport.get_pipe_transport, range(3)):
                 if pipe is not None:
                     pipe.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_SECONDS):
-                await self._process.wait()
-        if transport is not None:
-            transport.close()  # not before: it would take the exit code that asyncio waits for
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS):
+                    await self._process.wait()
+        finally:
+            if transport is not None:
+                transport.close()  # not before: it would take the exit code that asyncio waits for

@@ -21,7 +21,7 @@ def shown_address(address: str) -> str:
     if command := _COMMAND.fullmatch(address):
         return f"exec:{command[1]} {HIDDEN}" if command[2].strip() else address
     scheme = _SCHEME.match(address)
-    if scheme is None or scheme[1].lower() == "file":
+    if scheme is None or (scheme[1].lower() == "file" and address[scheme.end() :].startswith(("/", "~"))):
         return address
     place, mark, options = address[scheme.end() :].partition("?")
     if "@" in options or "#" in place:

@@ -55,8 +55,8 @@ class Loaded:
     def address(self, address: str) -> str:
         """An address in the file, of a repository or a sandbox, as it is meant: a folder's path starts at the file's folder."""
         scheme, rest = split_scheme(address)
-        if scheme != "file" or _OTHER_KIND.match(address):
-            return address
+        if scheme != "file" or _OTHER_KIND.match(address) or (rest != address and not rest.startswith(("/", "~"))):
+            return address  # after file:// the name of a host, which whoever opens it refuses or passes over
         path = os.path.join(self.folder, os.path.expanduser(rest))
         return path if ".." in path.split("/") else os.path.normpath(path)  # what '..' leads to is for the file system to say
 

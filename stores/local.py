@@ -16,6 +16,7 @@ from typing import Final
 
 from aiofiles.os import wrap
 
+from snapcore.addresses import shown_address
 from snapcore.errors import Code, RepositoryError, SnapcoreError, SnapshotError, printable
 from snapcore.protocols import BlobInfo, Buffer
 
@@ -222,7 +223,9 @@ def open_local(address: str) -> LocalBlobStore:
     path = address.removeprefix("file://")
     if path != address and not path.startswith(("/", "~")):
         raise SnapshotError(
-            f"{printable(address)} names no absolute path.", code=Code.INVALID_REQUEST, hint="Write file:///folder, or ./folder."
+            f"{printable(shown_address(address))} names no absolute path.",
+            code=Code.INVALID_REQUEST,
+            hint="Write file:///folder, or ./folder.",
         )
     return LocalBlobStore(path)
 

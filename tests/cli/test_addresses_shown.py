@@ -31,6 +31,7 @@ SANDBOXES: Final = (
     f"e2b://key:{CREDENTIAL}@sandbox/w",
     f"e2b://e2b_{CREDENTIAL}@sandbox/w",
     f"https://dev:{CREDENTIAL}@host/w",
+    f"file://dev:{CREDENTIAL}@host/w",
 )
 REPOSITORIES: Final = (
     f"s3://key:{CREDENTIAL}@bucket/x?endpoint=http://127.0.0.1:1",
@@ -39,6 +40,7 @@ REPOSITORIES: Final = (
     f"postgresql://dev:{CREDENTIAL}@127.0.0.1:1/db",
     f"https://dev:{CREDENTIAL}@127.0.0.1:1/x",
     f"exec:sshpass -p {CREDENTIAL} ssh host /w",
+    f"file://dev:{CREDENTIAL}@host/x",
 )
 DATABASES: Final = (
     f"postgresql://dev:{CREDENTIAL}@127.0.0.1:1/db",
